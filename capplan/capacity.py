@@ -1,0 +1,278 @@
+"""What one GPU must hold, and what a memory can hold: need, verdict, users, context, waste.
+
+Arithmetic over the model's caches (kv.py) with formulas/memory; no names, no files.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from capplan.formulas import memory
+from capplan.kv import KvLayout
+
+MAX_USERS: Final = 10**9
+MAX_CONTEXT: Final = 10**9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overhead:
+    """Memory beside weights and KV cache. `high_bytes` is what verdicts use; a given size has no band."""
+
+    low_bytes: int
+    high_bytes: int
+    rule: str
+
+    def parts(self) -> list[dict[str, Any]]:
+        """Named parts that sum to `high_bytes`."""
+        if self.low_bytes == self.high_bytes:
+            return [{"name": "given", "bytes": self.high_bytes}]
+        return [
+            {"name": "rule of thumb, lower end (15 % of weights)", "bytes": self.low_bytes},
+            {
+                "name": "up to the upper end (20 % of weights)",
+                "bytes": self.high_bytes - self.low_bytes,
+            },
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """What one GPU (one of `tp`) must hold, in bytes; `kv_bytes` is None where no architecture is known."""
+
+    weights_bytes: int
+    extra_bytes: int
+    kv_bytes: int | None
+    tail_bytes: int
+    overhead: Overhead
+
+    @property
+    def total_bytes(self) -> int:
+        """Weights, parts beside the decoder, KV cache with block tails, overhead at its upper end."""
+        kv = (self.kv_bytes or 0) + self.tail_bytes
+        return round(
+            memory.total_bytes(
+                weights=self.weights_bytes + self.extra_bytes,
+                kv_cache=kv,
+                overhead=self.overhead.high_bytes,
+            )
+        )
+
+    @property
+    def low_bytes(self) -> int:
+        """The same with the overhead at its lower end."""
+        return self.total_bytes - self.overhead.high_bytes + self.overhead.low_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """One GPU (or memory size) against the need.
+
+    `fits` True or False where the whole overhead band agrees, None where the band straddles the memory or
+    the KV cache is unknown. Capacities are counted at the upper end of the overhead.
+    """
+
+    name: str
+    gpu_id: str | None
+    usable_bytes: int
+    reading: str
+    fits: bool | None
+    headroom_bytes: int
+    max_users: int | None
+    max_context: int | None
+    pool_bytes: int | None
+    pool_tokens: int | None
+    max_concurrency: float | None
+    note: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON of one verdict."""
+        return {
+            "name": self.name,
+            "id": self.gpu_id,
+            "usable_bytes": self.usable_bytes,
+            "usable_reading": self.reading,
+            "fits": self.fits,
+            "headroom_bytes": self.headroom_bytes,
+            "max_users": self.max_users,
+            "max_context": self.max_context,
+            "kv_pool": {"bytes": self.pool_bytes, "tokens": self.pool_tokens},
+            "max_concurrency": self.max_concurrency,
+            "note": self.note,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paging:
+    """KV memory that holds nothing: paged tail blocks beside contiguous pre-allocation.
+
+    Contiguous allocation reserves `reserved_tokens` a sequence; `external_bytes` is what no further
+    reservation fits into (known only with a GPU).
+    """
+
+    block_size: int
+    tail_bytes: int
+    tail_fraction: float
+    reserved_tokens: int
+    reserved_unused_bytes: int
+    reserved_unused_fraction: float
+    external_bytes: int | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON of the comparison."""
+        return {
+            "block_size": self.block_size,
+            "paged": {"tail_bytes": self.tail_bytes, "tail_fraction": self.tail_fraction},
+            "contiguous": {
+                "reserved_tokens_per_sequence": self.reserved_tokens,
+                "reserved_unused_bytes": self.reserved_unused_bytes,
+                "reserved_unused_fraction": self.reserved_unused_fraction,
+                "external_fragmentation_bytes": self.external_bytes,
+            },
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A memory to fit into."""
+
+    name: str
+    gpu_id: str | None
+    usable_bytes: int
+    reading: str
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What the users ask of the KV cache, and the arithmetic over it."""
+
+    layout: KvLayout | None
+    users: int
+    context: int
+    block_size: int
+    prefix_shared: int
+    max_context: int | None
+
+    def kv_bytes(self, users: int, context: int) -> tuple[int, int]:
+        """KV cache of `users` full contexts with the shared prefix once, and its block tails."""
+        layout = self.layout
+        if layout is None:
+            return 0, 0
+        shared = min(self.prefix_shared, context) // self.block_size * self.block_size
+        exact = layout.sequence_bytes(context) * users
+        paged = layout.paged_bytes(context, self.block_size) * users
+        if shared and users > 1:
+            # Layers that keep a window, and states, have nothing of the prefix to share in general.
+            saved = sum(
+                group.entry_bytes
+                * memory.shared_prefix_saved_tokens(
+                    users=users, prefix_tokens=shared // group.stride, block_size=self.block_size
+                )
+                for group in layout.groups
+                if group.window is None
+            )
+            exact, paged = exact - saved, paged - saved
+        return round(exact), max(0, round(paged) - round(exact))
+
+    def need(self, *, weights: int, extra: int, overhead: Overhead) -> Need:
+        """What one GPU must hold."""
+        kv, tail = self.kv_bytes(self.users, self.context)
+        return Need(
+            weights_bytes=weights,
+            extra_bytes=extra,
+            kv_bytes=None if self.layout is None else kv,
+            tail_bytes=tail,
+            overhead=overhead,
+        )
+
+    def verdict(self, target: Target, need: Need) -> Verdict:
+        """The need against one memory."""
+        usable = target.usable_bytes
+        headroom = round(memory.headroom_bytes(usable=usable, total=need.total_bytes))
+        best = usable - need.low_bytes
+        fits: bool | None = True if headroom >= 0 else False if best < 0 else None
+        if self.layout is None and fits:
+            fits = None
+        fixed = need.weights_bytes + need.extra_bytes + need.overhead.high_bytes
+        pool = max(0, usable - fixed)
+        if self.layout is None:
+            capacity: tuple[int | None, ...] = (None, None, None)
+            concurrency = None
+        else:
+            one = self.layout.paged_bytes(self.context, self.block_size)
+            concurrency = pool / one if one else None
+            tokens = None if concurrency is None else int(concurrency * self.context)
+            capacity = (self.most_users(pool), self.longest_context(pool), tokens)
+        return Verdict(
+            name=target.name,
+            gpu_id=target.gpu_id,
+            usable_bytes=usable,
+            reading=target.reading,
+            fits=fits,
+            headroom_bytes=headroom,
+            max_users=capacity[0],
+            max_context=capacity[1],
+            pool_bytes=pool,
+            pool_tokens=capacity[2],
+            max_concurrency=concurrency,
+            note=target.note,
+        )
+
+    def _fits_in(self, pool: int, users: int, context: int) -> bool:
+        kv, tail = self.kv_bytes(users, context)
+        return kv + tail <= pool
+
+    def most_users(self, pool: int) -> int:
+        """Most users at this context."""
+        return _largest(lambda users: self._fits_in(pool, users, self.context), MAX_USERS)
+
+    def longest_context(self, pool: int) -> int:
+        """Longest context at these users, at most the model's own limit."""
+        limit = self.max_context or MAX_CONTEXT
+        return _largest(lambda context: self._fits_in(pool, self.users, context), limit)
+
+    def paging(self, pool_bytes: int | None) -> Paging | None:
+        """Waste of paging beside that of contiguous pre-allocation of the model's longest context.
+
+        `pool_bytes` is the memory left for KV where one GPU is named.
+        """
+        layout = self.layout
+        if layout is None or not layout.pages:
+            return None
+        reserved = max(self.max_context or self.context, self.context)
+        used_bytes = layout.sequence_bytes(self.context)
+        reserved_bytes = layout.sequence_bytes(reserved)
+        paged_bytes = layout.paged_bytes(self.context, self.block_size)
+        external = None
+        if pool_bytes is not None:
+            external = round(
+                memory.external_fragmentation_bytes(
+                    pool_bytes=pool_bytes, reservation_bytes=reserved_bytes
+                )
+            )
+        return Paging(
+            block_size=self.block_size,
+            tail_bytes=round(paged_bytes - used_bytes) * self.users,
+            tail_fraction=(paged_bytes - used_bytes) / paged_bytes if paged_bytes else 0.0,
+            reserved_tokens=reserved,
+            reserved_unused_bytes=round(reserved_bytes - used_bytes) * self.users,
+            reserved_unused_fraction=1 - used_bytes / reserved_bytes if reserved_bytes else 0.0,
+            external_bytes=external,
+        )
+
+
+def _largest(holds: Callable[[int], bool], limit: int) -> int:
+    """The largest n in [0, limit] for which a condition that only turns false once holds."""
+    if not holds(1):
+        return 0
+    low, high = 1, 2
+    while high <= limit and holds(high):
+        low, high = high, high * 2
+    high = min(high, limit + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if holds(middle):
+            low = middle
+        else:
+            high = middle
+    return low

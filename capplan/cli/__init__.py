@@ -1,0 +1,73 @@
+"""Command line: parse, call, render."""
+
+import sys
+from typing import Any
+
+import typer
+
+from capplan.cli.explain import explain
+from capplan.cli.show import list_things, show
+from capplan.cli.vram import vram
+from capplan.errors import CapplanError, ExitStatus, InputError, did_you_mean
+
+# The parser's own error class, wherever this Typer keeps its parser: the parent of BadParameter.
+USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
+
+app = typer.Typer(
+    name="capplan",
+    help="GPU capacity planning and cost of LLM serving, on numbers that say where they come from.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(vram)
+app.command(name="list")(list_things)
+app.command()(show)
+app.command()(explain)
+
+
+def main() -> None:
+    """Entry point of the `capplan` command: every known error becomes three lines and its exit code."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command line and return its exit code."""
+    try:
+        result = app(args=arguments, prog_name="capplan", standalone_mode=False)
+    except CapplanError as error:
+        print(error, file=sys.stderr)
+        return int(error.exit_status)
+    except USAGE_ERROR as error:
+        print(_usage_error(error), file=sys.stderr)
+        return int(ExitStatus.INPUT)
+    except typer.Exit as error:
+        return int(error.exit_code)
+    except (typer.Abort, KeyboardInterrupt):
+        print("interrupted", file=sys.stderr)
+        return int(ExitStatus.INTERRUPTED)
+    except BrokenPipeError:
+        # The reader has gone (`| head`): nothing is wrong, and nothing more can be written.
+        sys.stderr.close()
+        return int(ExitStatus.OK)
+    return int(result) if isinstance(result, int) else int(ExitStatus.OK)
+
+
+def _usage_error(error: Any) -> InputError:
+    """A parser's complaint in the three-line form, with the nearest known option or command."""
+    context = error.ctx
+    command = context.command_path if context is not None else "capplan"
+    hint = f"`{command} --help` shows the options"
+    name = getattr(error, "option_name", None)
+    known = []
+    if context is not None:
+        known = [option for param in context.command.params for option in param.opts]
+        known += list(getattr(context.command, "commands", {}))
+    message = error.format_message().rstrip(".")
+    if name is None and message.startswith("No such command"):
+        name = message.split("'")[1]
+    if name is not None:
+        hint = did_you_mean(name, known, hint)
+    return InputError(message, where=command, hint=hint)

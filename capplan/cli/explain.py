@@ -1,0 +1,48 @@
+"""`capplan explain`: a formula, where it holds, and its worked number."""
+
+from typing import Annotated
+
+import typer
+
+from capplan.cli.output import OutputFormat, render, write
+from capplan.errors import InputError
+
+
+def explain(
+    topic: Annotated[str | None, typer.Argument(help="Topic, for example kv-cache.")] = None,
+    list_topics: Annotated[bool, typer.Option("--list", help="All topics.")] = False,
+    output: Annotated[OutputFormat, typer.Option("-o", "--output")] = OutputFormat.TABLE,
+) -> int:
+    """A formula with its worked number; --list shows all topics.
+
+    Example: capplan explain kv-cache
+    """
+    from capplan import explain as topics
+    from capplan import report
+
+    if list_topics or topic is None:
+        if topic is not None:
+            raise InputError("a topic and --list", where="capplan explain", hint="give one of them")
+        rows = [{"topic": entry.id, "title": entry.title} for entry in topics.topics()]
+        report_rows(rows, output, "capplan.explain/1")
+        return 0
+    entry = topics.find(topic)
+    if output is OutputFormat.TABLE:
+        render(report.topic_view(entry))
+    else:
+        report_rows([report.topic_row(entry)], output, "capplan.explain/1")
+    return 0
+
+
+def report_rows(rows: list[dict[str, object]], output: OutputFormat, schema: str) -> None:
+    """Rows in any format."""
+    from capplan import report
+
+    if output is OutputFormat.JSON:
+        write(report.to_json({"schema": schema, "rows": rows}))
+    elif output is OutputFormat.CSV:
+        write(report.to_csv(rows))
+    elif output is OutputFormat.MD:
+        write(report.to_markdown(rows))
+    else:
+        render(report.rows_view(rows))

@@ -1,0 +1,52 @@
+"""`capplan list` and `capplan show`: what is known, and one thing of it."""
+
+from enum import Enum
+from typing import Annotated
+
+import typer
+
+from capplan.cli.explain import report_rows
+from capplan.cli.output import OutputFormat, render, write
+
+
+class Kind(str, Enum):
+    """What can be listed."""
+
+    MODELS = "models"
+    GPUS = "gpus"
+    FORMATS = "formats"
+    ARCHITECTURES = "architectures"
+
+
+def list_things(
+    kind: Annotated[Kind, typer.Argument(help="models, gpus, formats or architectures.")],
+    output: Annotated[OutputFormat, typer.Option("-o", "--output")] = OutputFormat.TABLE,
+) -> int:
+    """Everything of a kind that capplan knows, with sources and dates.
+
+    Example: capplan list gpus
+    """
+    from capplan import listing
+
+    report_rows(listing.rows(kind.value), output, f"capplan.list.{kind.value}/1")
+    return 0
+
+
+def show(
+    name: Annotated[str, typer.Argument(help="A model, GPU or format, or the path of a config.")],
+    output: Annotated[OutputFormat, typer.Option("-o", "--output")] = OutputFormat.TABLE,
+) -> int:
+    """One model, GPU or format with its figures, source and date.
+
+    Example: capplan show llama-3.1-8b
+    """
+    from capplan import listing, report
+
+    found = listing.find(name)
+    if output is OutputFormat.JSON:
+        write(report.to_json(found))
+    elif output is OutputFormat.TABLE:
+        render(report.thing_view(found))
+    else:
+        report_rows(report.flat_rows(found), output, found["schema"])
+    return 0

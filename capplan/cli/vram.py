@@ -1,0 +1,119 @@
+"""`capplan vram`: what serving needs, whether it fits, how many users."""
+
+from typing import Annotated
+
+import typer
+
+from capplan.cli.output import OutputFormat, console_width, render, write
+from capplan.errors import ExitStatus, InputError
+from capplan.units import GIB, parse_count, parse_size_bytes
+
+_MODEL = "Catalog name or size (8b), or the path of a config.json or its folder."
+
+
+def vram(
+    model: Annotated[str | None, typer.Option(help=_MODEL)] = None,
+    params: Annotated[str | None, typer.Option(help="Parameter count (70b) instead of a model.")] = None,
+    kv_from: Annotated[str | None, typer.Option(help="Model whose KV cache --params uses.")] = None,
+    precision: Annotated[str, typer.Option(help="Weight format; auto: the checkpoint's.")] = "auto",
+    kv_dtype: Annotated[str, typer.Option(help="KV cache dtype; auto: the checkpoint's.")] = "auto",
+    users: Annotated[int, typer.Option(help="Users at once, each with a full context.")] = 16,
+    context: Annotated[int, typer.Option(help="Tokens a user holds.")] = 4096,
+    gpu: Annotated[list[str] | None, typer.Option(help="GPU, repeatable; or all.")] = None,
+    gpu_memory: Annotated[str | None, typer.Option(help="Memory with unit: 24GB, 80GiB.")] = None,
+    gpu_memory_gib: Annotated[float | None, typer.Option(help="Memory in GiB.")] = None,
+    tp: Annotated[int, typer.Option(help="GPUs that share the model (tensor parallel).")] = 1,
+    block_size: Annotated[int, typer.Option(help="Tokens a KV block.")] = 16,
+    overhead: Annotated[str | None, typer.Option(help="Instead of 15-20 %: 1.5GB or 10%.")] = None,
+    prefix_shared: Annotated[int, typer.Option(help="Prompt tokens all users share.")] = 0,
+    output: Annotated[OutputFormat, typer.Option("-o", "--output")] = OutputFormat.TABLE,
+    explain: Annotated[bool, typer.Option("--explain", help="The formulas with numbers.")] = False,
+) -> int:
+    """Memory need, verdict per GPU, most users, longest context.
+
+    Example: capplan vram --model 8b --precision int4 --users 64
+    """
+    from capplan import estimate, report
+
+    answer = estimate.vram(
+        model,
+        params=_count(params),
+        kv_from=kv_from,
+        precision=precision,
+        kv_dtype=kv_dtype,
+        users=users,
+        context=context,
+        gpus=tuple(gpu or ()),
+        gpu_memory_bytes=_memory(gpu_memory, gpu_memory_gib),
+        tp=tp,
+        block_size=block_size,
+        prefix_shared=prefix_shared,
+        **_overhead(overhead),
+    )
+    steps: tuple[str, ...] = ()
+    if explain:
+        from capplan.explain import explain_vram
+
+        steps = explain_vram(answer)
+    if output is OutputFormat.JSON:
+        write(report.to_json(answer.to_dict() | ({"explain": list(steps)} if explain else {})))
+    elif output is OutputFormat.CSV:
+        write(report.to_csv(report.vram_rows(answer)))
+    elif output is OutputFormat.MD:
+        write(report.vram_markdown(answer) + "".join(f"- {step}\n" for step in steps))
+    else:
+        render([*report.vram_view(answer, console_width()), *report.step_view(steps)])
+    refused = answer.fits is False and not answer.asks_all
+    return int(ExitStatus.DOES_NOT_FIT if refused else ExitStatus.OK)
+
+
+def _count(text: str | None) -> int | None:
+    if text is None:
+        return None
+    value = parse_count(text)
+    if value is None or value < 1:
+        raise InputError(
+            f"{text!r} is no parameter count", where="--params", hint="write 70b, 8.03b or 500m"
+        )
+    return value
+
+
+def _size(text: str, option: str) -> int:
+    value = parse_size_bytes(text)
+    if value is None or value < 0:
+        raise InputError(
+            f"{text!r} is no size with a unit",
+            where=option,
+            hint="write 24GB (10^9) or 24GiB (2^30); they differ by 7 %",
+        )
+    return value
+
+
+def _memory(text: str | None, gib: float | None) -> int | None:
+    if text is not None and gib is not None:
+        raise InputError(
+            "memory given twice", where="--gpu-memory, --gpu-memory-gib", hint="give one"
+        )
+    if gib is not None:
+        if not 0 < gib <= 1 << 20:
+            raise InputError(f"{gib} GiB", where="--gpu-memory-gib", hint="give a size such as 80")
+        return round(gib * GIB)
+    return None if text is None else _size(text, "--gpu-memory")
+
+
+def _overhead(text: str | None) -> dict[str, float | int]:
+    if text is None:
+        return {}
+    stripped = text.strip()
+    if stripped.endswith("%"):
+        number = parse_count(stripped[:-1]) if stripped[:-1].isdigit() else None
+        try:
+            percent = float(number if number is not None else stripped[:-1])
+        except ValueError:
+            percent = -1
+        if not 0 <= percent <= 1000:
+            raise InputError(
+                f"{text!r} is no share of the weights", where="--overhead", hint="write 15%"
+            )
+        return {"overhead_fraction": percent / 100}
+    return {"overhead_bytes": _size(stripped, "--overhead")}

@@ -1,0 +1,1 @@
+"""Pure formulas; one function a quantity."""

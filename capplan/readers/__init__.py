@@ -1,0 +1,1 @@
+"""Readers of what a model's files say: bounded, and never trusting a length."""

@@ -1,0 +1,472 @@
+"""Answers as text: terminal tables (rich), Markdown, CSV, JSON. Nothing here prints or computes a figure."""
+
+import csv
+import io
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+from capplan.units import GIB, KIB, format_bytes, format_count, format_gib
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+    from rich.text import Text
+
+    from capplan.capacity import Verdict
+    from capplan.estimate import VramEstimate
+
+BAR_CELLS: Final = 50
+# One glyph a part, so that the bar reads without colour too.
+_PARTS: Final = (
+    ("weights", "█", "blue"),
+    ("other weights", "▉", "magenta"),
+    ("KV cache", "▓", "green"),
+    ("overhead", "▒", "yellow"),
+    ("headroom", "·", "dim"),
+)
+_FITS: Final = {True: ("yes", "green"), False: ("no", "red"), None: ("maybe", "yellow")}
+
+
+def to_json(data: dict[str, Any]) -> str:
+    """JSON text; a NaN or infinity is a bug and raises ValueError."""
+    return json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def to_csv(rows: list[dict[str, Any]]) -> str:
+    """CSV with a header; empty cells for None."""
+    out = io.StringIO()
+    if rows:
+        writer = csv.DictWriter(out, fieldnames=list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    return out.getvalue()
+
+
+def to_markdown(rows: list[dict[str, Any]]) -> str:
+    """A Markdown table; empty cells for None."""
+    if not rows:
+        return ""
+
+    def line(cells: list[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+    head = list(rows[0])
+    body = [line(["" if row[key] is None else str(row[key]) for key in head]) for row in rows]
+    return "\n".join([line(head), line(["---"] * len(head)), *body]) + "\n"
+
+
+# --- vram ------------------------------------------------------------------------------------------
+
+
+def vram_rows(estimate: "VramEstimate") -> list[dict[str, Any]]:
+    """One flat row a memory, sizes in bytes: the CSV."""
+    need = estimate.need
+    return [
+        {
+            "model": estimate.name,
+            "precision": estimate.precision.id if estimate.precision else "auto",
+            "kv_dtype": estimate.kv_format.id,
+            "users": estimate.question.users,
+            "context": estimate.question.context,
+            "tp": estimate.question.tp,
+            "gpu": verdict.gpu_id or verdict.name,
+            "usable_bytes": verdict.usable_bytes,
+            "weights_bytes": need.weights_bytes,
+            "kv_cache_bytes": need.kv_bytes,
+            "overhead_bytes": need.overhead.high_bytes,
+            "total_bytes": need.total_bytes,
+            "fits": "" if verdict.fits is None else str(verdict.fits).lower(),
+            "headroom_bytes": verdict.headroom_bytes,
+            "max_users": verdict.max_users,
+            "max_context": verdict.max_context,
+        }
+        for verdict in estimate.verdicts
+    ]
+
+
+def vram_markdown(estimate: "VramEstimate") -> str:
+    """The budget and the verdicts as two Markdown tables."""
+    budget = [
+        {"part": name, "GiB": f"{size / GIB:,.2f}", "how": how}
+        for name, size, how in budget_lines(estimate)
+    ]
+    verdicts = [
+        dict(zip(_verdict_head(estimate), cells, strict=True))
+        for cells in (_verdict_cells(estimate, verdict) for verdict in estimate.verdicts)
+    ]
+    text = f"**{vram_title(estimate)}**\n\n{vram_workload(estimate)}\n\n"
+    text += to_markdown(budget) + "\n" + to_markdown(verdicts)
+    lines = [f"- {line}" for line in closing_lines(estimate)]
+    return text + ("\n" + "\n".join(lines) + "\n" if lines else "")
+
+
+def vram_title(estimate: "VramEstimate") -> str:
+    """What was planned, naming the model an alias meant."""
+    asked = estimate.question.model
+    alias = f' ("{asked}")' if asked and asked != estimate.name and len(asked) < 24 else ""
+    weights = estimate.precision.id if estimate.precision else "the checkpoint's own"
+    if estimate.precision is None and (estimate.model is None or not estimate.model.quantization):
+        weights = "16-bit"
+    text = f"{estimate.name}{alias}"
+    if estimate.model is not None:
+        text += f", {format_count(estimate.parameters)} parameters"
+    text += f", {weights} weights"
+    if estimate.layout is not None:
+        text += f", {estimate.kv_format.id} KV cache"
+    return text
+
+
+def vram_workload(estimate: "VramEstimate") -> str:
+    """Users, context, GPUs."""
+    question = estimate.question
+    text = f"{question.users:,} users × {question.context:,} tokens"
+    if question.prefix_shared:
+        text += f", {question.prefix_shared:,} of them shared"
+    text += " (worst case: every user holds a full context)"
+    if question.tp > 1:
+        text += f"; each of {question.tp} GPUs holds:"
+    return text
+
+
+def budget_lines(estimate: "VramEstimate") -> list[tuple[str, int, str]]:
+    """Parts of the need on one GPU: name, bytes, how it comes about."""
+    need = estimate.need
+    made = [("weights", need.weights_bytes, _weights_how(estimate))]
+    made += [(name, size, "loaded beside the decoder") for name, size in estimate.extra.items()]
+    if need.kv_bytes is not None:
+        made.append(("KV cache", need.kv_bytes, _kv_how(estimate)))
+        if need.tail_bytes:
+            made.append(
+                (
+                    "block tails",
+                    need.tail_bytes,
+                    f"empty slots of the last blocks of {estimate.question.block_size}",
+                )
+            )
+    overhead = need.overhead
+    how = overhead.rule
+    if overhead.low_bytes != overhead.high_bytes:
+        how += f" ({overhead.low_bytes / GIB:.2f}–{overhead.high_bytes / GIB:.2f})"
+    made.append(("overhead", overhead.high_bytes, how))
+    made.append(("total", need.total_bytes, ""))
+    return made
+
+
+def _weights_how(estimate: "VramEstimate") -> str:
+    budget = estimate.weights
+    if budget is None:
+        bits = estimate.precision.element_bits if estimate.precision else 16
+        return f"headline formula: {estimate.parameters:,} × {bits:g} / 8"
+    if not budget.formats:
+        stored = estimate.precision.name if estimate.precision else "16-bit"
+        return stored.split(",")[0]
+    return (
+        f"{estimate.bits_per_parameter:.2f} bits a parameter with scales; "
+        + "; ".join(name.split(",")[0] for name in budget.formats[:2])
+    )
+
+
+def _kv_how(estimate: "VramEstimate") -> str:
+    layout = estimate.layout
+    if layout is None:
+        return ""
+    parts = []
+    if layout.pages:
+        per_token = layout.bytes_per_token
+        text = f"{per_token / KIB:,.4g} KiB a token"
+        if any(group.window for group in layout.groups):
+            text += " before windows fill"
+        parts.append(text)
+    if layout.state_bytes:
+        parts.append(f"{format_bytes(layout.state_bytes)} state a user")
+    return ", ".join(parts) + f" ({estimate.kv_reason})"
+
+
+def closing_lines(estimate: "VramEstimate") -> list[str]:
+    """Paging, remedies, notes: one line each."""
+    made: list[str] = []
+    paging = estimate.paging
+    if paging is not None and estimate.named:
+        made.append(
+            f"paging wastes {format_gib(paging.tail_bytes)} ({paging.tail_fraction:.1%}) in tail blocks; "
+            f"contiguous pre-allocation of {paging.reserved_tokens:,} tokens a user would leave "
+            f"{format_gib(paging.reserved_unused_bytes)} ({paging.reserved_unused_fraction:.0%}) "
+            "reserved and unused"
+            + (
+                f", {format_gib(paging.external_bytes)} free but too small"
+                if paging.external_bytes
+                else ""
+            )
+        )
+    if estimate.lesson is not None:
+        made.append(_lesson_line(estimate.lesson))
+    made += [verdict.note for verdict in estimate.verdicts if verdict.note]
+    return made + list(estimate.notes)
+
+
+def _lesson_line(lesson: dict[str, Any]) -> str:
+    text = (
+        f"as the lesson adds it: weights {lesson['weights_gb']:.1f} GB + KV cache "
+        f"{lesson['kv_cache_gib']:.1f} GiB + overhead {lesson['overhead_gb']:.1f} GB = "
+        f"{lesson['total_mixed']:.1f}"
+    )
+    if lesson["headroom_mixed"] is not None:
+        text += f", headroom {lesson['headroom_mixed']:+.1f} GB"
+    return text + " (GB and GiB mixed; the table above is exact)"
+
+
+def _verdict_head(estimate: "VramEstimate") -> list[str]:
+    question = estimate.question
+    return [
+        "GPU" if estimate.named else "memory",
+        "usable",
+        "fits",
+        "headroom",
+        f"users at {question.context:,}",
+        f"context at {question.users:,}",
+    ]
+
+
+def _verdict_cells(estimate: "VramEstimate", verdict: "Verdict") -> list[str]:
+    def count(value: int | None) -> str:
+        return "?" if value is None else f"{value:,}"
+
+    return [
+        verdict.name if verdict.gpu_id is None else verdict.gpu_id,
+        format_gib(verdict.usable_bytes),
+        _FITS[verdict.fits][0],
+        format_gib(verdict.headroom_bytes),
+        count(verdict.max_users),
+        count(verdict.max_context),
+    ]
+
+
+def vram_view(estimate: "VramEstimate", width: int) -> list["RenderableType"]:
+    """What the terminal shows, in order."""
+    from rich.text import Text
+
+    made: list[RenderableType] = [
+        Text(vram_title(estimate), style="bold"),
+        Text(vram_workload(estimate)),
+        Text(""),
+        _budget_table(estimate),
+        Text(""),
+    ]
+    bar = _bar(estimate, min(BAR_CELLS, max(20, width - 24)))
+    if bar is not None:
+        made += [*bar, Text("")]
+    made.append(_verdict_table(estimate))
+    if estimate.named and len(estimate.verdicts) == 1:
+        made += [Text(""), _verdict_sentence(estimate)]
+    if estimate.remedies:
+        made += [Text(""), Text("what would make it fit:"), _remedy_table(estimate)]
+    lines = closing_lines(estimate)
+    if lines:
+        made.append(Text(""))
+        made += [_note(line) for line in lines]
+    return made
+
+
+def _note(line: str) -> "Text":
+    from rich.text import Text
+
+    return Text(f"note: {line}", style="dim")
+
+
+def _grid() -> "Table":
+    from rich.table import Table
+
+    return Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+
+
+def _budget_table(estimate: "VramEstimate") -> "Table":
+    table = _grid()
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, size, how in budget_lines(estimate):
+        style = "bold" if name == "total" else ""
+        table.add_row(f"  {name}", format_gib(size), how, style=style)
+    return table
+
+
+def _verdict_table(estimate: "VramEstimate") -> "RenderableType":
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for number, head in enumerate(_verdict_head(estimate)):
+        text = f"  {head}" if number == 0 else head
+        table.add_column(
+            text, justify="left" if number in (0, 2) else "right", no_wrap=number > 0, overflow="fold"
+        )
+    for verdict in estimate.verdicts:
+        cells = _verdict_cells(estimate, verdict)
+        table.add_row(
+            f"  {cells[0]}", cells[1], Text(cells[2], style=_FITS[verdict.fits][1]), *cells[3:]
+        )
+    return table
+
+
+def _verdict_sentence(estimate: "VramEstimate") -> "Text":
+    from rich.text import Text
+
+    verdict = estimate.verdicts[0]
+    need = estimate.need.total_bytes
+    arithmetic = f"{format_gib(need)} needed, {format_gib(verdict.usable_bytes)} there"
+    if verdict.fits:
+        return Text(f"fits: {arithmetic}", style="green")
+    if verdict.fits is False:
+        return Text(f"does not fit: {arithmetic}", style="red")
+    if estimate.layout is None:
+        return Text(f"cannot be said: {arithmetic}, and the KV cache is not known", style="yellow")
+    low = format_gib(estimate.need.low_bytes)
+    return Text(
+        f"may fit: {low} to {format_gib(need)} needed by the overhead band, "
+        f"{format_gib(verdict.usable_bytes)} there",
+        style="yellow",
+    )
+
+
+def _remedy_table(estimate: "VramEstimate") -> "Table":
+    table = _grid()
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    for remedy in estimate.remedies:
+        table.add_row(
+            f"  {remedy.flag}",
+            remedy.change,
+            format_gib(remedy.total_bytes),
+            f"{format_gib(remedy.headroom_bytes)} left",
+        )
+    return table
+
+
+def _bar(estimate: "VramEstimate", cells: int) -> list["Text"] | None:
+    """The budget as a bar: of the GPU's memory where one is named, else of the need itself."""
+    from rich.text import Text
+
+    need = estimate.need
+    whole = need.total_bytes
+    headroom = 0
+    if estimate.named and len(estimate.verdicts) == 1:
+        headroom = max(0, estimate.verdicts[0].headroom_bytes)
+        whole = max(whole, estimate.verdicts[0].usable_bytes)
+    sizes = (
+        need.weights_bytes,
+        need.extra_bytes,
+        (need.kv_bytes or 0) + need.tail_bytes,
+        need.overhead.high_bytes,
+        headroom,
+    )
+    if whole <= 0:
+        return None
+    bar, legend = Text("  "), Text("  ")
+    used = 0
+    running = 0
+    for (name, glyph, style), size in zip(_PARTS, sizes, strict=True):
+        if not size:
+            continue
+        running += size
+        # Rounded ends, so that the cells sum up whatever the shares.
+        end = round(running / whole * cells)
+        bar.append(glyph * (end - used), style=style)
+        used = end
+        legend.append(f"{glyph} ", style=style)
+        legend.append(f"{name} {size / whole:.0%}  ")
+    return [bar, legend]
+
+
+# --- explain, list, show -----------------------------------------------------------------------------
+
+
+def step_view(steps: tuple[str, ...]) -> list["RenderableType"]:
+    """The lines of --explain."""
+    from rich.text import Text
+
+    if not steps:
+        return []
+    return [Text(""), Text("how the numbers come about", style="bold"), *map(Text, steps)]
+
+
+def topic_row(topic: Any) -> dict[str, Any]:
+    """A topic as one flat record."""
+    return {
+        "topic": topic.id,
+        "title": topic.title,
+        "formula": topic.formula,
+        "holds_for": topic.holds_for,
+        "example": [
+            {"text": text, "value": value, "unit": unit} for text, value, unit in topic.compute()
+        ],
+        "source": topic.source,
+    }
+
+
+def topic_view(topic: Any) -> list["RenderableType"]:
+    """A topic on the terminal."""
+    from rich.text import Text
+
+    made = [Text(topic.title, style="bold"), Text("")]
+    made += [Text(f"  {line}") for line in topic.formula.splitlines()]
+    if topic.holds_for:
+        made += [Text(""), Text(topic.holds_for)]
+    made += [Text(""), Text("worked:")]
+    made += [Text(f"  {text}") for text, _, _ in topic.compute()]
+    return [*made, Text(""), Text(f"source: {topic.source}", style="dim")]
+
+
+def rows_view(rows: list[dict[str, Any]]) -> list["RenderableType"]:
+    """Flat rows as a terminal table; numbers to the right."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for key in rows[0] if rows else []:
+        numeric = all(isinstance(row[key], int | float | None) for row in rows)
+        table.add_column(key, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*("" if value is None else f"{value:,}" if isinstance(value, int)
+                        else str(value) for value in row.values()))  # fmt: skip
+    return [table]
+
+
+def thing_view(found: dict[str, Any]) -> list["RenderableType"]:
+    """One thing: scalars as lines, lists of records as tables."""
+    from rich.text import Text
+
+    made: list[RenderableType] = [Text(str(found["name"]), style="bold")]
+    grid = _grid()
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    tables: list[tuple[str, list[dict[str, Any]]]] = []
+    for key, value in found.items():
+        if key in ("schema", "name") or value in (None, [], {}, ""):
+            continue
+        if isinstance(value, list) and isinstance(value[0], dict):
+            tables.append((key, value))
+        else:
+            grid.add_row(f"  {key}", _cell(value))
+    made.append(grid)
+    for key, rows in tables:
+        made += [Text(""), Text(key.replace("_", " "), style="bold"), *rows_view(rows)]
+    return made
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_cell(inner)}" for key, inner in value.items())
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return str(value)
+
+
+def flat_rows(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """One thing as key, value rows, for CSV and Markdown."""
+    return [
+        {"key": key, "value": _cell(value) if not isinstance(value, str) else value}
+        for key, value in found.items()
+    ]
