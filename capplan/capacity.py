@@ -199,8 +199,7 @@ class Demand:
             capacity: tuple[int | None, ...] = (None, None, None)
             concurrency = None
         else:
-            one = self.layout.paged_bytes(self.context, self.block_size)
-            concurrency = pool / one if one else None
+            concurrency = self.concurrency(pool)
             tokens = None if concurrency is None else int(concurrency * self.context)
             capacity = (self.most_users(pool), self.longest_context(pool), tokens)
         return Verdict(
@@ -217,6 +216,23 @@ class Demand:
             max_concurrency=concurrency,
             note=target.note,
         )
+
+    def concurrency(self, pool: int) -> float | None:
+        """Full contexts a pool holds, with a fraction, as engines log it.
+
+        With one kind of cache the pool is cut into whole blocks first; hybrids are counted by bytes.
+        """
+        layout = self.layout
+        if layout is None:
+            return None
+        only = layout.groups[0] if len(layout.groups) == 1 else None
+        if only is not None and only.kind in ("full", "mla") and only.entry_bytes:
+            blocks = memory.pool_blocks(
+                pool_bytes=pool, block_size=self.block_size, kv_bytes_per_token=only.entry_bytes
+            )
+            return blocks / memory.kv_blocks(tokens=self.context, block_size=self.block_size)
+        one = layout.paged_bytes(self.context, self.block_size)
+        return pool / one if one else None
 
     def _fits_in(self, pool: int, users: int, context: int) -> bool:
         kv, tail = self.kv_bytes(users, context)

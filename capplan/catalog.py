@@ -5,6 +5,7 @@ command opens only the files it needs.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -13,13 +14,14 @@ from typing import Any, Final
 from capplan.errors import InputError, did_you_mean, shown
 from capplan.readers import hf_config
 from capplan.readers.config_keys import Keys
-from capplan.specs import Architecture, Format, Gpu, Model
+from capplan.readers.ggml_types import GGML_FORMATS
+from capplan.specs import Architecture, Format, Gpu, MixRule, Model
 from capplan.units import GB, GIGA, MIB, TERA
 
 PROFILES: Final = Path(__file__).parent / "profiles"
 KINDS: Final = ("gpus", "models", "formats", "architectures")
-MAX_CONFIG_BYTES: Final = 8 << 20
-_DROPPED: Final = str.maketrans("", "", "-_./ ")
+_BETWEEN_DIGITS: Final = re.compile(r"(?<=\d)[-_./ ]+(?=\d)", re.ASCII)
+_SEPARATORS: Final = re.compile(r"[-_/ ]+|(?<!\d)\.+|\.+(?!\d)", re.ASCII)
 _FLOP_KEYS: Final = {
     "fp32_tflops": "fp32",
     "tf32_tflops": "tf32",
@@ -35,8 +37,11 @@ _FLOP_KEYS: Final = {
 
 
 def normalised(name: str) -> str:
-    """A name as names are compared: lower case, without - _ . / and spaces."""
-    return name.lower().translate(_DROPPED)
+    """A name as names are compared: lower case, the separators - _ . / and space alike.
+
+    Between two digits a separator counts (1.3b is not 13b); elsewhere it does not (RTX 4090 is RTX4090).
+    """
+    return _SEPARATORS.sub("", _BETWEEN_DIGITS.sub(".", name.lower()))
 
 
 def read_yaml(path: Path) -> Mapping[str, Any]:
@@ -78,12 +83,13 @@ def resolve(kind: str, name: str, noun: str) -> str:
         f"unknown {noun} {shown(name)}",
         where=f"--{noun}" if noun != "format" else "--precision",
         hint=did_you_mean(
-            name, _known_names(kind), f"`capplan list {kind}` shows what is known"
+            name, known_names(kind), f"`capplan list {kind}` shows what is known"
         ),
     )
 
 
-def _known_names(kind: str) -> list[str]:
+def known_names(kind: str) -> list[str]:
+    """Ids, names and aliases of a kind, for did-you-mean."""
     names = ids(kind)
     for path in (PROFILES / kind).glob("*.yaml"):
         data = read_yaml(path)
@@ -207,6 +213,7 @@ def load_format(identity: str) -> Format:
         quantizes="linear" if keys.text("quantizes") == "linear" else "all",
         keeps=tuple(keys.texts("keeps") or ()),
         kept_bits=keys.integer("kept_bits", default=16),
+        rules=tuple(_mix_rule(keys, entry) for entry in keys.items("tensors") or ()),
         kv=keys.flag("kv"),
         aliases=tuple(keys.texts("aliases") or ()),
         notes=keys.text("notes") or "",
@@ -216,6 +223,27 @@ def load_format(identity: str) -> Format:
     )
     keys.used.add("read_on")
     _refuse_unknown(keys)
+    return made
+
+
+def _mix_rule(keys: Keys, entry: object) -> MixRule:
+    """One line of a GGUF mix: a kind of tensor, the GGML type it has, and where that holds."""
+    if not isinstance(entry, dict):
+        raise keys.fail("tensors", f"{shown(entry)} is no mapping", "tensor, type")
+    inner = Keys(entry, where=keys.where, path="tensors.")
+    name = inner.text("type") or ""
+    if name not in GGML_FORMATS:
+        raise inner.fail("type", f"unknown {shown(name)}", "a GGML type such as Q6_K")
+    made = MixRule(
+        tensor=inner.text("tensor") or "",
+        stored=GGML_FORMATS[name],
+        layers=inner.text("layers") or "all",
+        min_gqa=inner.integer("min_gqa", default=0, low=0),
+        min_experts=inner.integer("min_experts", default=0, low=0),
+        experts=inner.optional_integer("experts"),
+        layer_count=inner.optional_integer("layer_count"),
+    )
+    _refuse_unknown(inner)
     return made
 
 
@@ -244,34 +272,6 @@ def load_architecture(identity: str) -> Architecture:
     return Architecture(**values)
 
 
-def model(name: str) -> Model:
-    """A model by catalog name or alias, or by the path of its config.json or its folder."""
-    path = model_path(name)
-    if path is not None:
-        return read_config_file(path)
-    return load_model(resolve("models", name, "model"))
-
-
-def model_path(name: str) -> Path | None:
-    """The path `name` means, or None where it is a catalog name.
-
-    A name is a path when it says so (./ ../ / ~, a known suffix) or when it is no catalog name and exists.
-    """
-    if "\0" in name or len(name) > 4096:
-        raise InputError(
-            f"{shown(name)} is no name or path", where="--model", hint="give a model or a file"
-        )
-    path = Path(name).expanduser()
-    says_so = name.startswith((".", "/", "~", "\\")) or name.endswith(
-        (".json", ".safetensors", ".gguf")
-    )
-    if says_so:
-        return path
-    if normalised(name) in index("models"):
-        return None
-    return path if path.exists() else None
-
-
 def load_model(identity: str) -> Model:
     """The catalog model with this id, or its checkpoint N for "id#N"."""
     stem, _, number = identity.partition("#")
@@ -294,77 +294,6 @@ def load_model(identity: str) -> Model:
         source=str(data.get("source", "")),
         read_on=str(data.get("read_on", "")),
     )
-
-
-def read_config_file(path: Path) -> Model:
-    """The model of a config.json, or of a folder that has one."""
-    file = path / "config.json" if path.is_dir() else path
-    config = read_json(file)
-    model_type = hf_config.model_type_of(config)
-    name = file.parent.name if file.name == "config.json" else file.stem
-    return hf_config.read_model(
-        config,
-        where=str(file),
-        name=name.replace("--", "/") or str(file),
-        architecture=architecture(model_type) if model_type else None,
-        source=str(file),
-    )
-
-
-def read_json(file: Path) -> Mapping[str, object]:
-    """A JSON mapping from a bounded file; InputError for anything else."""
-    try:
-        size = file.stat().st_size
-        if size > MAX_CONFIG_BYTES:
-            raise InputError(
-                f"{size} bytes is too large for a config",
-                where=str(file),
-                hint=f"at most {MAX_CONFIG_BYTES} bytes; is this the right file?",
-            )
-        text = file.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise InputError(
-            f"cannot be read: {error.strerror or error}",
-            where=str(file),
-            hint="give the path of a config.json or of a folder that has one",
-        ) from None
-    except UnicodeDecodeError:
-        raise InputError("not UTF-8 text", where=str(file), hint="is this a config.json?") from None
-    try:
-        data = json.loads(text, object_pairs_hook=_unique_pairs)
-    except json.JSONDecodeError as error:
-        raise InputError(
-            f"broken JSON: {error.msg}",
-            where=f"{file}:{error.lineno}:{error.colno}",
-            hint="mend the file, or fetch it again",
-        ) from None
-    except _DuplicateKey as error:
-        raise InputError(
-            f"key {shown(error.args[0])} appears twice", where=str(file), hint="keep one"
-        ) from None
-    except (RecursionError, ValueError) as error:
-        # Nesting, or an integer of thousands of digits.
-        raise InputError(
-            f"cannot be parsed: {shown(str(error))}", where=str(file), hint="is this a config.json?"
-        ) from None
-    if not isinstance(data, dict):
-        raise InputError(
-            f"a {type(data).__name__}, not a mapping", where=str(file), hint="is this a config.json?"
-        )
-    return data
-
-
-class _DuplicateKey(Exception):
-    """A JSON object with the same key twice: which one counts would be a guess."""
-
-
-def _unique_pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    made: dict[str, object] = {}
-    for key, value in pairs:
-        if key in made:
-            raise _DuplicateKey(key)
-        made[key] = value
-    return made
 
 
 def build_index() -> dict[str, dict[str, str]]:

@@ -7,7 +7,7 @@ weights (weights.py) and caches (kv.py) of the model.
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from capplan import catalog
+from capplan import catalog, model_source
 from capplan.capacity import (
     MAX_CONTEXT,
     MAX_USERS,
@@ -18,19 +18,21 @@ from capplan.capacity import (
     Target,
     Verdict,
 )
+from capplan.draft import combined
 from capplan.errors import InputError
 from capplan.formulas import memory
 from capplan.kv import KvLayout, kv_layout
+from capplan.parts import parts_of
 from capplan.remedies import Remedy, find_remedies
-from capplan.specs import Format, Gpu, Model
+from capplan.specs import Format, Model
+from capplan.targets import targets_of
 from capplan.units import GB, GIB
-from capplan.weights import WeightBudget, check_split, tower_bytes, weight_budget
+from capplan.weights import WeightBudget, check_split, weight_budget
 
 DEFAULT_USERS: Final = 16
 DEFAULT_CONTEXT: Final = 4096
 OVERHEAD_LOW: Final = 0.15
 OVERHEAD_HIGH: Final = 0.20
-FIT_TABLE_GB: Final = (24, 40, 48, 80, 141, 192)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +53,10 @@ class VramQuestion:
     overhead_bytes: int | None = None
     overhead_fraction: float | None = None
     prefix_shared: int = 0
+    lora: tuple[str, ...] = ()
+    lora_slots: int | None = None
+    draft_model: str | None = None
+    online: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,9 +75,12 @@ class VramEstimate:
     extra: dict[str, int]
     layout: KvLayout | None
     whole_layout: KvLayout | None
+    draft_layout: KvLayout | None
     need: Need
     kv_bytes: int | None
     tail_bytes: int
+    draft_kv_bytes: int
+    draft_rank_kv_bytes: int
     verdicts: tuple[Verdict, ...]
     named: bool
     paging: Paging | None
@@ -93,6 +102,18 @@ class VramEstimate:
     def bits_per_parameter(self) -> float:
         """Stored bits a parameter takes on average, scales and unquantized tensors included."""
         return self.weights_bytes * 8 / self.parameters
+
+    @property
+    def nominal_bits(self) -> float:
+        """Bits of the headline formula: of the format asked, else of most of the checkpoint's weights."""
+        if self.precision is not None:
+            return self.precision.element_bits
+        held = self.model.stored if self.model else None
+        if held is not None and held.format == "gguf":
+            # The digits of the commonest type: Q4_K, BF16.
+            return float("".join(c for c in next(iter(held.by_dtype)).split("_")[0] if c.isdigit()))
+        own = self.model.quantization if self.model else None
+        return own.rules[-1][1].element_bits if own is not None and own.rules else 16
 
     @property
     def asks_all(self) -> bool:
@@ -133,6 +154,7 @@ class VramEstimate:
             },
             "weights": self._weights_dict(),
             "kv_cache": self._kv_dict(),
+            "draft_kv_cache": self._draft_dict(),
             "overhead": {
                 "bytes": self.need.overhead.high_bytes,
                 "low_bytes": self.need.overhead.low_bytes,
@@ -157,13 +179,14 @@ class VramEstimate:
         }
 
     def _weights_dict(self) -> dict[str, Any]:
-        headline = self.precision.element_bits if self.precision else 16
+        headline = self.nominal_bits
         roles = self.weights.roles if self.weights else ()
         return {
             "bytes": self.weights_bytes,
             "precision": self.precision.id if self.precision else "auto",
             "formats": list(self.weights.formats) if self.weights else [],
             "bits_per_parameter": round(self.bits_per_parameter, 6),
+            "stored": self._stored_dict(),
             "headline_bytes": round(
                 memory.weight_bytes(parameters=self.parameters, bits=headline)
             ),
@@ -172,6 +195,12 @@ class VramEstimate:
                 for part in roles
             ],
         }
+
+    def _stored_dict(self) -> dict[str, Any] | None:
+        held = self.model.stored if self.model and not self.precision else None
+        if held is None:
+            return None
+        return {"format": held.format, "files": held.files, "bytes_by_type": dict(held.by_dtype)}
 
     def _kv_dict(self) -> dict[str, Any] | None:
         layout = self.whole_layout
@@ -187,15 +216,25 @@ class VramEstimate:
             "dtype_reason": self.kv_reason,
         }
 
+    def _draft_dict(self) -> dict[str, Any] | None:
+        if self.draft_layout is None:
+            return None
+        return {
+            "bytes": self.draft_kv_bytes,
+            "bytes_per_token": _whole(self.draft_layout.bytes_per_token),
+        }
+
     def _per_gpu_dict(self, first: Verdict | None) -> dict[str, Any]:
-        kv = None if self.need.kv_bytes is None else self.need.kv_bytes + self.need.tail_bytes
+        both = self.need.kv_bytes
+        own = None if both is None else both - self.draft_rank_kv_bytes
+        kv = None if both is None else both + self.need.tail_bytes
         tokens = None if kv is None else self.question.users * self.question.context
         concurrency = None if kv is None else float(self.question.users)
         if first is not None:
             kv, tokens, concurrency = first.pool_bytes, first.pool_tokens, first.max_concurrency
         return {
             "weights": {"bytes": self.need.weights_bytes},
-            "kv_cache": {"bytes": self.need.kv_bytes},
+            "kv_cache": {"bytes": own},
             "kv_pool": {"bytes": kv, "tokens": tokens},
             "max_concurrency": concurrency,
             "total": {"bytes": self.need.total_bytes},
@@ -236,8 +275,8 @@ def vram(model: str | None = None, **fields: Any) -> VramEstimate:
 def answer(question: VramQuestion) -> VramEstimate:
     """The estimate without remedies."""
     _check(question)
-    spec = catalog.model(question.model) if question.model is not None else None
-    kv_model = catalog.model(question.kv_from) if question.kv_from is not None else spec
+    spec = _model(question.model, question)
+    kv_model = _model(question.kv_from, question) or spec
     named_format = question.precision not in (None, "auto")
     stored = catalog.weight_format(question.precision or "") if named_format else None
     kv_format, kv_reason = _kv_format(question.kv_dtype, kv_model)
@@ -245,20 +284,36 @@ def answer(question: VramQuestion) -> VramEstimate:
     if kv_model is not None and question.tp > 1:
         check_split(kv_model, question.tp)
     budget, rank_bytes, whole_bytes, parameters = _weights(spec, question, stored)
-    extra = {} if spec is None else _extra(spec)
     bits = kv_format.effective_bits
+    parts = parts_of(
+        spec,
+        stored,
+        kv_bits=bits,
+        tp=question.tp,
+        lora=question.lora,
+        lora_slots=question.lora_slots,
+        draft_model=question.draft_model,
+        online=question.online,
+    )
+    draft = parts.draft
     whole = None if kv_model is None else kv_layout(kv_model, kv_bits=bits)
     rank = whole if question.tp == 1 or kv_model is None else kv_layout(
         kv_model, kv_bits=bits, tp=question.tp
     )  # fmt: skip
-    demand = _demand(question, rank, kv_model)
+    both = rank if draft is None or rank is None else combined(rank, draft.layout)
+    demand = _demand(question, both, kv_model)
     need = demand.need(
-        weights=rank_bytes, extra=sum(extra.values()), overhead=_overhead(rank_bytes, question)
+        weights=rank_bytes,
+        extra=sum(parts.sizes.values()),
+        overhead=_overhead(rank_bytes, question),
     )
-    targets, named = _targets(question)
+    own_rank_kv, _ = _demand(question, rank, kv_model).kv_bytes(question.users, question.context)
+    targets, named = targets_of(question.gpus, question.gpu_memory_bytes)
     verdicts = tuple(demand.verdict(target, need) for target in targets)
     pool = verdicts[0].pool_bytes if named and len(verdicts) == 1 else None
     kv_bytes, tail = _demand(question, whole, kv_model).kv_bytes(question.users, question.context)
+    draft_whole = None if draft is None else draft.whole_layout
+    draft_kv, _ = _demand(question, draft_whole, None).kv_bytes(question.users, question.context)
     return VramEstimate(
         question=question,
         model=spec,
@@ -269,18 +324,25 @@ def answer(question: VramQuestion) -> VramEstimate:
         kv_reason=kv_reason,
         weights=budget,
         weights_bytes=whole_bytes,
-        extra=extra,
+        extra=parts.sizes,
         layout=rank,
         whole_layout=whole,
+        draft_layout=draft_whole,
         need=need,
         kv_bytes=None if whole is None else kv_bytes,
         tail_bytes=tail,
+        draft_kv_bytes=draft_kv,
+        draft_rank_kv_bytes=(need.kv_bytes or 0) - own_rank_kv,
         verdicts=verdicts,
         named=named,
         paging=demand.paging(pool),
-        notes=_notes(spec, kv_model, stored),
+        notes=(*_notes(question, spec, kv_model, stored), *parts.notes),
         lesson=_lesson(question, need, targets if named else ()),
     )
+
+
+def _model(name: str | None, question: VramQuestion) -> Model | None:
+    return None if name is None else model_source.load(name, online=question.online)
 
 
 def _check(question: VramQuestion) -> None:
@@ -373,12 +435,6 @@ def _weights(
     return None, -(-size // question.tp), size, parameters
 
 
-def _extra(spec: Model) -> dict[str, int]:
-    """Parts loaded beside the decoder; MTP layers only load with speculative decoding."""
-    mtp = {tower.name for tower in spec.towers if tower.role == "mtp"}
-    return {name: size for name, size in tower_bytes(spec).items() if name not in mtp}
-
-
 def _demand(question: VramQuestion, layout: KvLayout | None, model: Model | None) -> Demand:
     return Demand(
         layout=layout,
@@ -405,64 +461,17 @@ def _overhead(weights: int, question: VramQuestion) -> Overhead:
     )
 
 
-def _targets(question: VramQuestion) -> tuple[tuple[Target, ...], bool]:
-    """What to fit into, and whether the user named it."""
-    names, memory_bytes = question.gpus, question.gpu_memory_bytes
-    if names and memory_bytes is not None:
-        raise InputError(
-            "both a GPU and a memory size", where="--gpu, --gpu-memory", hint="give one of them"
-        )
-    if memory_bytes is not None:
-        if not 1 <= memory_bytes <= 1 << 50:
-            raise InputError(
-                f"{memory_bytes} bytes", where="--gpu-memory", hint="give a size such as 24GB"
-            )
-        label = f"{memory_bytes / GB:.6g} GB of memory"
-        return (Target(name=label, gpu_id=None, usable_bytes=memory_bytes, reading="given"),), True
-    if any(name.lower() == "all" for name in names):
-        gpus = [catalog.load_gpu(identity) for identity in catalog.ids("gpus")]
-        return tuple(target_of(gpu) for gpu in gpus), True
-    if names:
-        return tuple(target_of(catalog.gpu(name), name) for name in names), True
-    sold = "decimal GB as sold"
-    return (
-        tuple(
-            Target(name=f"{size} GB", gpu_id=None, usable_bytes=size * GB, reading=sold)
-            for size in FIT_TABLE_GB
-        ),
-        False,
-    )
-
-
-def target_of(gpu: Gpu, asked: str | None = None) -> Target:
-    """A catalog GPU as a memory to fit into; says what an ambiguous name took."""
-    reading = "decimal GB as sold"
-    if gpu.memory_driver_bytes:
-        reading = "driver" if gpu.memory_reading == "observed" else "driver, inferred"
-    note = ""
-    if asked is not None:
-        ambiguous = {catalog.normalised(key): text for key, text in gpu.ambiguous_aliases.items()}
-        said = ambiguous.get(catalog.normalised(asked))
-        if said:
-            note = f"{asked} is ambiguous ({said}): {gpu.id}"
-    return Target(
-        name=gpu.name, gpu_id=gpu.id, usable_bytes=gpu.usable_bytes, reading=reading, note=note
-    )
-
-
-def _notes(spec: Model | None, kv_model: Model | None, stored: Format | None) -> tuple[str, ...]:
+def _notes(
+    question: VramQuestion, spec: Model | None, kv_model: Model | None, stored: Format | None
+) -> tuple[str, ...]:
     made: list[str] = []
     if spec is not None:
         made += spec.assumptions
-        if stored is not None and spec.quantization is not None:
-            made.append(
-                f"the checkpoint's own {spec.quantization.method} format is replaced by {stored.id}"
-            )
-        for tower in spec.towers:
-            if tower.role == "mtp":
-                made.append(f"{tower.name} not counted: they load only for speculative decoding")
-            elif not tower.exact:
-                made.append(f"{tower.name}: a plain encoder of its widths, no exact count")
+        own = spec.quantization.method if spec.quantization else spec.stored and spec.stored.format
+        if stored is not None and own:
+            made.append(f"the checkpoint's own {own} format is replaced by {stored.id}")
+        elif spec.stored is not None and question.tp > 1:
+            made.append("a rank's weights are the files' bytes by role, shared as the shapes are")
     if kv_model is None:
         made.append("KV cache not counted: a parameter count has no layers; give --kv-from MODEL")
     return tuple(made)

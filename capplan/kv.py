@@ -114,9 +114,13 @@ def _layers(cache: Cache, layers: int, kv_bits: float, tp: int) -> CacheLayers:
         return CacheLayers(
             kind="state", layers=layers, entry_bytes=0, state_bytes=round(state * share) * layers
         )
-    heads = -(-cache.heads // tp) if cache.splits else cache.heads
-    bits = kv_bits if cache.element_bits is None else cache.element_bits
-    entry = heads * (cache.k_width + cache.v_width) * bits / 8 + cache.entry_extra_bytes
+    entry = memory.kv_entry_bytes(
+        heads=-(-cache.heads // tp) if cache.splits else cache.heads,
+        k_width=cache.k_width,
+        v_width=cache.v_width,
+        element_bits=kv_bits if cache.element_bits is None else cache.element_bits,
+        extra_bytes=cache.entry_extra_bytes,
+    )
     return CacheLayers(
         kind=cache.kind,
         layers=layers,

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from capplan import catalog
+from capplan import catalog, model_source
 from capplan.errors import InputError, did_you_mean, shown
 from capplan.kv import KvLayout, kv_layout
 from capplan.specs import Format, Gpu, LayerGroup, Model
@@ -70,10 +70,13 @@ def _architecture_row(identity: str) -> dict[str, Any]:
     }
 
 
-def find(name: str) -> dict[str, Any]:
-    """The thing a name means: a path, model, GPU or format; InputError when it is none of them."""
-    if catalog.model_path(name) is not None:
-        return show_model(catalog.model(name), {})
+def find(name: str, *, online: bool = False) -> dict[str, Any]:
+    """The thing a name means: a path, model, GPU or format, and `online` a hub id.
+
+    Raises InputError when it is none of them; see model_source.load for what the network adds.
+    """
+    if model_source.model_path(name) is not None:
+        return show_model(model_source.load(name), {})
     key = catalog.normalised(name)
     found = {kind: catalog.index(kind).get(key) for kind in ("models", "gpus", "formats")}
     if found["models"] is not None:
@@ -84,6 +87,8 @@ def find(name: str) -> dict[str, Any]:
         return show_gpu(catalog.load_gpu(found["gpus"]))
     if found["formats"] is not None:
         return show_format(catalog.load_format(found["formats"]))
+    if online or model_source.is_hub_id(name):
+        return show_model(model_source.load(name, online=online), {})
     known = [identity for kind in found for identity in catalog.ids(kind)]
     raise InputError(
         f"nothing is called {shown(name)}",
@@ -105,7 +110,7 @@ def show_model(model: Model, data: Any) -> dict[str, Any]:
         "schema": "capplan.show.model/1",
         "name": model.name,
         "architecture": model.architecture,
-        "parameters": model.parameters,
+        "parameters": budget.parameters,
         "active_parameters": round(active),
         "layers": model.layers,
         "hidden": model.hidden,
@@ -114,6 +119,7 @@ def show_model(model: Model, data: Any) -> dict[str, Any]:
         "tied_embeddings": model.tied,
         "stored_bytes": budget.bytes,
         "stored_formats": list(budget.formats) or ["16-bit"],
+        "weight_files": model.stored.files if model.stored else None,
         "kv_scheme": model.quantization.kv_format if model.quantization else None,
         "kv_bytes_per_token_16_bit": round(layout.bytes_per_token),
         "state_bytes_per_sequence": layout.state_bytes,
@@ -128,7 +134,7 @@ def show_model(model: Model, data: Any) -> dict[str, Any]:
                 "part": tower.name,
                 "parameters": tower.parameters,
                 "bytes": tower_bytes(model)[tower.name],
-                "exact": "yes" if tower.exact else "estimate",
+                "exact": "yes" if tower.exact or model.stored else "estimate",
             }
             for tower in model.towers
         ],

@@ -76,7 +76,7 @@ def find_remedies(
         for change, flag, fields in changes
         if (found := _tried(question, answer, change, flag, fields)) is not None
     ]
-    return _fewest_gpus(made) + tuple(_cards(question, estimate))
+    return _fewest_gpus(made) + tuple(_cards(estimate))
 
 
 def _fewest_gpus(found: list[Remedy]) -> tuple[Remedy, ...]:
@@ -110,16 +110,28 @@ def _tried(
     )
 
 
-def _cards(question: "VramQuestion", estimate: "VramEstimate") -> list[Remedy]:
-    """The smallest catalog accelerators that hold the need as it is."""
+def _cards(estimate: "VramEstimate") -> list[Remedy]:
+    """The smallest catalog accelerators of the same vendor that hold the need as it is.
+
+    Only those whose memory a driver was seen to report: a plan is not sent to a card on a slide.
+    """
     total = estimate.need.total_bytes
+    asked = estimate.verdicts[0].gpu_id
+    vendor = catalog.load_gpu(asked).vendor if asked is not None else None
     gpus = [catalog.load_gpu(identity) for identity in catalog.ids("gpus")]
     holding = sorted(
-        (gpu for gpu in gpus if gpu.usable_bytes >= total), key=lambda gpu: (gpu.usable_bytes, gpu.id)
+        (
+            gpu
+            for gpu in gpus
+            if gpu.usable_bytes >= total
+            and gpu.memory_reading == "observed"
+            and vendor in (None, gpu.vendor)
+        ),
+        key=lambda gpu: (gpu.usable_bytes, gpu.id),
     )
     return [
         Remedy(
-            change=f"a GPU with more memory: {gpu.name}",
+            change="a larger GPU",
             flag=f"--gpu {gpu.id}",
             total_bytes=total,
             headroom_bytes=gpu.usable_bytes - total,

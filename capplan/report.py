@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from capplan.units import GIB, KIB, format_bytes, format_count, format_gib
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
     from capplan.capacity import Verdict
     from capplan.estimate import VramEstimate
+    from capplan.topics import Topic
 
 BAR_CELLS: Final = 50
 # One glyph a part, so that the bar reads without colour too.
@@ -32,7 +34,7 @@ def to_json(data: dict[str, Any]) -> str:
     return json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def to_csv(rows: list[dict[str, Any]]) -> str:
+def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     """CSV with a header; empty cells for None."""
     out = io.StringIO()
     if rows:
@@ -42,7 +44,7 @@ def to_csv(rows: list[dict[str, Any]]) -> str:
     return out.getvalue()
 
 
-def to_markdown(rows: list[dict[str, Any]]) -> str:
+def to_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     """A Markdown table; empty cells for None."""
     if not rows:
         return ""
@@ -105,7 +107,8 @@ def vram_title(estimate: "VramEstimate") -> str:
     asked = estimate.question.model
     alias = f' ("{asked}")' if asked and asked != estimate.name and len(asked) < 24 else ""
     weights = estimate.precision.id if estimate.precision else "the checkpoint's own"
-    if estimate.precision is None and (estimate.model is None or not estimate.model.quantization):
+    own = estimate.model is not None and (estimate.model.quantization or estimate.model.stored)
+    if estimate.precision is None and not own:
         weights = "16-bit"
     text = f"{estimate.name}{alias}"
     if estimate.model is not None:
@@ -134,7 +137,10 @@ def budget_lines(estimate: "VramEstimate") -> list[tuple[str, int, str]]:
     made = [("weights", need.weights_bytes, _weights_how(estimate))]
     made += [(name, size, "loaded beside the decoder") for name, size in estimate.extra.items()]
     if need.kv_bytes is not None:
-        made.append(("KV cache", need.kv_bytes, _kv_how(estimate)))
+        own = need.kv_bytes - estimate.draft_rank_kv_bytes
+        made.append(("KV cache", own, _kv_how(estimate)))
+        if estimate.draft_rank_kv_bytes:
+            made.append(("draft KV cache", estimate.draft_rank_kv_bytes, "the draft's own layers"))
         if need.tail_bytes:
             made.append(
                 (
@@ -391,44 +397,43 @@ def step_view(steps: tuple[str, ...]) -> list["RenderableType"]:
     return [Text(""), Text("how the numbers come about", style="bold"), *map(Text, steps)]
 
 
-def topic_row(topic: Any) -> dict[str, Any]:
-    """A topic as one flat record."""
-    return {
-        "topic": topic.id,
-        "title": topic.title,
-        "formula": topic.formula,
-        "holds_for": topic.holds_for,
-        "example": [
-            {"text": text, "value": value, "unit": unit} for text, value, unit in topic.compute()
-        ],
-        "source": topic.source,
-    }
-
-
-def topic_view(topic: Any) -> list["RenderableType"]:
-    """A topic on the terminal."""
+def topic_view(topic: "Topic") -> list["RenderableType"]:
+    """A topic on the terminal: formula, where it holds, worked numbers, source."""
     from rich.text import Text
 
     made = [Text(topic.title, style="bold"), Text("")]
     made += [Text(f"  {line}") for line in topic.formula.splitlines()]
-    if topic.holds_for:
-        made += [Text(""), Text(topic.holds_for)]
+    if topic.holds:
+        made += [Text(""), Text(topic.holds)]
     made += [Text(""), Text("worked:")]
-    made += [Text(f"  {text}") for text, _, _ in topic.compute()]
+    made += [Text(f"  {line.text} = {_figure(line.value, line.unit)}") for line in topic.compute()]
+    if topic.command:
+        made += [Text(""), Text(f"for a model of yours: {topic.command}")]
     return [*made, Text(""), Text(f"source: {topic.source}", style="dim")]
 
 
-def rows_view(rows: list[dict[str, Any]]) -> list["RenderableType"]:
+def _figure(value: float, unit: str) -> str:
+    """A worked number with its unit; bytes also in the unit they are thought in."""
+    text = f"{value:,.0f}" if float(value).is_integer() else f"{value:,.6g}"
+    unit = "" if unit == "1" else unit
+    if unit in ("B", "bytes") and abs(value) >= KIB:
+        return f"{text} {unit} ({format_bytes(value)})"
+    return f"{text} {unit}".rstrip()
+
+
+def rows_view(rows: Sequence[Mapping[str, Any]]) -> list["RenderableType"]:
     """Flat rows as a terminal table; numbers to the right."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for key in rows[0] if rows else []:
+    keys = [key for key in (rows[0] if rows else {}) if any(row[key] is not None for row in rows)]
+    for key in keys:
         numeric = all(isinstance(row[key], int | float | None) for row in rows)
-        table.add_column(key, justify="right" if numeric else "left", overflow="fold")
+        table.add_column(
+            key.replace("_", " "), justify="right" if numeric else "left", overflow="fold"
+        )
     for row in rows:
-        table.add_row(*("" if value is None else f"{value:,}" if isinstance(value, int)
-                        else str(value) for value in row.values()))  # fmt: skip
+        table.add_row(*(_human(key, row[key]) for key in keys))
     return [table]
 
 
@@ -447,26 +452,39 @@ def thing_view(found: dict[str, Any]) -> list["RenderableType"]:
         if isinstance(value, list) and isinstance(value[0], dict):
             tables.append((key, value))
         else:
-            grid.add_row(f"  {key}", _cell(value))
+            grid.add_row(f"  {key.replace('_', ' ')}", _human(key, value))
     made.append(grid)
     for key, rows in tables:
         made += [Text(""), Text(key.replace("_", " "), style="bold"), *rows_view(rows)]
     return made
 
 
-def _cell(value: Any) -> str:
+def _human(key: str, value: Any) -> str:
+    """A value by the unit its key ends in, the exact figure kept where it is a count."""
+    if value is None:
+        return ""
     if isinstance(value, list):
-        return ", ".join(map(str, value))
+        return ", ".join(_human(key, inner) for inner in value)
     if isinstance(value, dict):
-        return ", ".join(f"{key} {_cell(inner)}" for key, inner in value.items())
-    if isinstance(value, int) and not isinstance(value, bool):
-        return f"{value:,}"
-    return str(value)
+        return ", ".join(f"{name} {_human(key, inner)}" for name, inner in value.items())
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if not isinstance(value, int | float):
+        return str(value)
+    if key.endswith("bytes_per_s"):
+        return f"{value / 1e9:,.6g} GB/s"
+    if key.endswith("flop_per_s"):
+        return f"{value / 1e12:,.6g} T"
+    if key.endswith("_hz"):
+        return f"{value / 1e6:,.0f} MHz"
+    if "bytes" in key and value >= KIB:
+        return f"{value:,.0f} ({format_bytes(value)})"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"
 
 
 def flat_rows(found: dict[str, Any]) -> list[dict[str, Any]]:
     """One thing as key, value rows, for CSV and Markdown."""
     return [
-        {"key": key, "value": _cell(value) if not isinstance(value, str) else value}
+        {"key": key, "value": value if isinstance(value, str) else _human("", value)}
         for key, value in found.items()
     ]

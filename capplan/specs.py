@@ -6,7 +6,7 @@ never zero.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 Role = Literal[
     "embedding",
@@ -25,6 +25,11 @@ Role = Literal[
     "mtp",
     "other",
 ]
+
+BESIDE_THE_DECODER: Final[frozenset[Role]] = frozenset(
+    ("vision", "audio", "encoder", "projector", "mtp")
+)
+"""Roles of the parts beside the decoder."""
 
 CacheKind = Literal["full", "sliding", "chunked", "mla", "indexer", "compressed", "state", "cross"]
 
@@ -128,12 +133,33 @@ class LayerGroup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MixRule:
+    """Which tensors of a mixed file have another type than its base.
+
+    `tensor` is llama.cpp's category (output, token_embd, attn_q, attn_k, attn_v, attn_output, ffn_gate,
+    ffn_up, ffn_down). `layers`: all, "more" (llama.cpp's use_more_bits: the first and last eighth and every
+    third between), "first n", "first 1/n", "middle 1/n" (without the first and last nth). The others restrict
+    it to models with at least so many query heads a KV head, with at least or exactly so many experts, with
+    exactly so many layers.
+    """
+
+    tensor: str
+    stored: "Format"
+    layers: str = "all"
+    min_gqa: int = 0
+    min_experts: int = 0
+    experts: int | None = None
+    layer_count: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
     """How weights are stored.
 
     `group` weights share one scale of `scale_bits` and one zero point of `zero_bits`. What a group is:
     "input" (along the input dimension), "block" (`block_rows` × `block_cols`), "channel" (an output row),
-    "tensor", or "gguf" (`group` weights in `block_bytes` bytes); None: no scales.
+    "tensor", or "gguf" (`group` weights in `block_bytes` bytes); None: no scales. `rules` make it a mix: the
+    first that fits a tensor decides its type (gguf_mix.py).
     """
 
     id: str
@@ -152,6 +178,7 @@ class Format:
     quantizes: Literal["linear", "all"] = "all"
     keeps: tuple[str, ...] = ()
     kept_bits: int = 16
+    rules: tuple[MixRule, ...] = ()
     kv: bool = False
     aliases: tuple[str, ...] = ()
     source: str = ""
@@ -190,8 +217,40 @@ class Tower:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StoredWeights:
+    """What a checkpoint's files hold, read from their headers; sizes in bytes.
+
+    The mappings cover everything stored, parts beside the decoder included; scales count with their
+    weight. `by_dtype` has the format's own type names ("BF16", "Q4_K"), the largest first.
+    """
+
+    format: Literal["safetensors", "gguf"]
+    files: int
+    bytes_by_role: Mapping[Role, int]
+    parameters_by_role: Mapping[Role, int]
+    by_dtype: Mapping[str, int]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all tensors, without headers and padding."""
+        return sum(self.bytes_by_role.values())
+
+    @property
+    def decoder_parameters(self) -> int:
+        """Parameters of the decoder: nothing of towers, encoder or MTP layers."""
+        return sum(
+            count
+            for role, count in self.parameters_by_role.items()
+            if role not in BESIDE_THE_DECODER
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A model architecture as its publisher's files describe it."""
+    """A model architecture as its publisher's files describe it.
+
+    `stored` is what its own weight files hold, where they were given; None plans from the architecture.
+    """
 
     name: str
     architecture: str
@@ -205,6 +264,7 @@ class Model:
     max_context: int | None = None
     quantization: Quantization | None = None
     towers: tuple[Tower, ...] = ()
+    stored: StoredWeights | None = None
     ignored_keys: tuple[str, ...] = ()
     assumptions: tuple[str, ...] = ()
     source: str = ""
@@ -269,18 +329,20 @@ class Architecture:
 
     A switch (`bool | str`) is a fixed answer, or the config key that decides with the answer when it is
     absent after a colon ("attention_bias:false"). `defaults` are the class's own values of keys that
-    published files leave out; `rename` maps this family's spelling of a key to the usual one ("outer.key"
-    reaches into a nested mapping, whose other keys become "outer.key"). An entry of `harmless` is a key,
-    or "key=value" where only that value is. `required` names keys without which the kinds of the layers
-    are not known ("a|b": either). `extra` are small tensors no block has: name, role, shape (numbers, keys
-    or products "a*b"), copies, `on` (which layers: a mixer, a feed-forward, "outside"; all when absent),
-    `when` (a switch).
+    published files leave out, `nested_defaults` of those that only the text model inside a multimodal
+    file leaves out. `rename` maps this family's spelling of a key to the usual one; "outer.key" reaches
+    into a nested mapping, whose other keys become "outer.key". An entry of `harmless` is a key, or
+    "key=value" where only that value is. `required` names keys without which the kinds of the layers are
+    not known ("a|b": either). `extra` are small tensors no block has: name, role, shape (numbers, keys or
+    products "a*b"), copies, `at` which layers (a mixer, a feed-forward, "first", "rest"; "outside" the
+    layers; every layer when absent), `when` (a switch).
     """
 
     id: str
     aliases: tuple[str, ...] = ()
     rename: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, object] = field(default_factory=dict)
+    nested_defaults: Mapping[str, object] = field(default_factory=dict)
     harmless: tuple[str, ...] = ()
     required: tuple[str, ...] = ()
     extra: tuple[Mapping[str, object], ...] = ()

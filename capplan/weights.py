@@ -1,13 +1,22 @@
 """Stored bytes of a model's weights: per tensor, per role, per tensor-parallel rank."""
 
-import fnmatch
-import re
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from capplan.errors import InputError
+from capplan.format_matcher import FormatMatcher
 from capplan.formulas import memory
-from capplan.specs import Format, Model, Quantization, Role, Tensor
+from capplan.gguf_mix import mix_tensors
+from capplan.specs import (
+    BESIDE_THE_DECODER,
+    Format,
+    Model,
+    Role,
+    StoredWeights,
+    Tensor,
+    Tower,
+)
 
 PLAIN_16 = Format(id="16-bit", name="16-bit", element_bits=16, effective_bits=16)
 
@@ -31,12 +40,16 @@ class WeightBudget:
     formats: tuple[str, ...]
 
 
-def model_tensors(model: Model) -> Iterator[tuple[str, Tensor, int]]:
+def model_tensors(
+    model: Model, *, by_path: bool | None = None
+) -> Iterator[tuple[str, Tensor, int]]:
     """Every decoder tensor with its module path and how many layers have it.
 
-    Layers are walked one by one only for a checkpoint whose formats go by module path.
+    Layers are walked one by one where `by_path` says so; by itself only for a checkpoint whose formats go
+    by module path.
     """
-    by_path = model.quantization is not None
+    if by_path is None:
+        by_path = model.quantization is not None
     for group in model.groups:
         for tensor in group.layer.tensors():
             if by_path:
@@ -96,22 +109,19 @@ def stored_bytes(tensor: Tensor, stored: Format | None, *, kept_bits: int, tp: i
 def weight_budget(model: Model, precision: Format | None, *, tp: int = 1) -> WeightBudget:
     """Stored weights of the decoder on one of `tp` ranks.
 
-    `precision` None keeps the checkpoint's own formats. Vision towers and MTP layers are not in it.
+    `precision` None keeps the checkpoint's own formats: exact from its files where they were read, else from
+    what its config says. Vision towers and MTP layers are not in it.
     Raises InputError for a split the model does not allow.
     """
     if tp > 1:
         check_split(model, tp)
-    matcher = None if precision or model.quantization is None else _Matcher(model.quantization)
+    if precision is None and model.stored is not None:
+        return _stored_budget(model, model.stored, tp)
+    kept = model.dtype_bits if precision is None else precision.kept_bits
     bytes_by_role: dict[Role, int] = {}
     parameters_by_role: dict[Role, int] = {}
     used: dict[str, None] = {}
-    for path, tensor, layers in model_tensors(model):
-        if precision is not None:
-            stored = _chosen(tensor, precision)
-            kept = precision.kept_bits
-        else:
-            stored = matcher.find(path) if matcher is not None and tensor.linear else None
-            kept = model.dtype_bits
+    for tensor, stored, layers in _formats(model, precision):
         if stored is not None and (precision is None or stored.quantizes == "linear"):
             used[stored.name] = None
         size = stored_bytes(tensor, stored, kept_bits=kept, tp=tp) * layers
@@ -119,22 +129,103 @@ def weight_budget(model: Model, precision: Format | None, *, tp: int = 1) -> Wei
         parameters_by_role[tensor.role] = (
             parameters_by_role.get(tensor.role, 0) + tensor.parameters * layers
         )
+    return _budget(bytes_by_role, parameters_by_role, tuple(used))
+
+
+def _formats(
+    model: Model, precision: Format | None
+) -> Iterator[tuple[Tensor, Format | None, int]]:
+    """Every decoder tensor, the format it has (None: kept at 16 bits), and how many layers have it so."""
+    if precision is not None and precision.rules:
+        yield from mix_tensors(model, precision)
+        return
+    quantization = model.quantization if precision is None else None
+    matcher = None if quantization is None else FormatMatcher(quantization)
+    for path, tensor, layers in model_tensors(model, by_path=matcher is not None):
+        if precision is not None:
+            yield tensor, _chosen(tensor, precision), layers
+        else:
+            yield tensor, matcher.find(path) if matcher and tensor.linear else None, layers
+
+
+def _budget(
+    sizes: Mapping[Role, int], counts: Mapping[Role, int], formats: tuple[str, ...]
+) -> WeightBudget:
     return WeightBudget(
         roles=tuple(
-            RoleWeights(role=role, parameters=parameters_by_role[role], bytes=size)
-            for role, size in bytes_by_role.items()
+            RoleWeights(role=role, parameters=counts.get(role, 0), bytes=size)
+            for role, size in sizes.items()
         ),
-        bytes=sum(bytes_by_role.values()),
-        parameters=sum(parameters_by_role.values()),
-        formats=tuple(used),
+        bytes=sum(sizes.values()),
+        parameters=sum(counts.values()),
+        formats=formats,
     )
 
 
-def tower_bytes(model: Model) -> dict[str, int]:
-    """Stored bytes of each part beside the decoder, at the model's dtype, by its name."""
-    return {
-        tower.name: tower.parameters * model.dtype_bits // 8 for tower in model.towers
+def _stored_budget(model: Model, stored: StoredWeights, tp: int) -> WeightBudget:
+    """The files' own bytes; on one of several ranks the share its shapes give each role.
+
+    A role that the architecture does not have (a tensor named otherwise) takes the share of the whole.
+    """
+    sizes = {role: size for role, size in stored.bytes_by_role.items() if role not in BESIDE_THE_DECODER}
+    counts = {
+        role: count for role, count in stored.parameters_by_role.items() if role not in BESIDE_THE_DECODER
     }
+    if tp > 1:
+        shares = _rank_shares(model, tp)
+        average = shares[None]
+        sizes = {role: math.ceil(size * shares.get(role, average)) for role, size in sizes.items()}
+    return _budget(sizes, counts, tuple(stored.by_dtype))
+
+
+def _rank_shares(model: Model, tp: int) -> dict[Role | None, float]:
+    """Which part of each role's elements one rank holds; None: of all."""
+    whole: dict[Role | None, int] = {}
+    part: dict[Role | None, int] = {}
+    for _, tensor, layers in model_tensors(model, by_path=False):
+        own = math.prod(rank_shape(tensor, tp)) * tensor.copies * layers
+        for key in (tensor.role, None):
+            whole[key] = whole.get(key, 0) + tensor.parameters * layers
+            part[key] = part.get(key, 0) + own
+    return {key: part[key] / whole[key] for key in whole if whole[key]} or {None: 1.0}
+
+
+def tower_bytes(model: Model, precision: Format | None = None) -> dict[str, int]:
+    """Stored bytes of each part beside the decoder, by its name.
+
+    From the checkpoint's files where they were read and no format was asked for, else at the model's dtype.
+    A part that the files do not have takes none; one that only they have goes by its role.
+    """
+    planned = {tower.name: _planned_bytes(model, tower) for tower in model.towers}
+    if model.stored is None or precision is not None:
+        return planned
+    made = dict.fromkeys(planned, 0)
+    for role in sorted(BESIDE_THE_DECODER):
+        size = model.stored.bytes_by_role.get(role, 0)
+        names = [tower.name for tower in model.towers if tower.role == role and planned[tower.name]]
+        known = sum(planned[name] for name in names)
+        if size and not names and role != "mtp":
+            made[f"{role} (in the files)"] = size
+        for name in names:
+            made[name] = size * planned[name] // known
+    return made
+
+
+def _planned_bytes(model: Model, tower: Tower) -> int:
+    """A part's bytes without its files: at the model's dtype; MTP layers in the checkpoint's formats."""
+    if tower.role != "mtp" or model.quantization is None:
+        return tower.parameters * model.dtype_bits // 8
+    matcher = FormatMatcher(model.quantization)
+    # They follow the decoder's last layer, under the same paths.
+    prefix = f"{model.groups[-1].prefix}.{model.layers}"
+    return sum(
+        stored_bytes(
+            tensor,
+            matcher.find(f"{prefix}.{tensor.name.removeprefix('mtp.')}") if tensor.linear else None,
+            kept_bits=model.dtype_bits,
+        )
+        for tensor in tower.tensors
+    )
 
 
 def _chosen(tensor: Tensor, precision: Format) -> Format | None:
@@ -180,62 +271,3 @@ def allowed_tp(model: Model, limit: int = 64) -> list[int]:
         for tp in range(1, limit + 1)
         if model.heads % tp == 0 and all(units % tp == 0 or tp % units == 0 for units in cut)
     ]
-
-
-_LAYER = re.compile(r"^.*?layers\.")
-
-
-def _tail(path: str) -> str:
-    """A module path from "layers." on: wrappers prefix it differently in config and model."""
-    return _LAYER.sub("layers.", path) if "layers." in path else path.rsplit("model.", 1)[-1]
-
-
-class _Matcher:
-    """Which format a module path has, by the checkpoint's keep list and rules."""
-
-    def __init__(self, quantization: Quantization) -> None:
-        self.keep = _Patterns(quantization.keep)
-        self.rules = [
-            (_Patterns(patterns), stored, patterns == ("Linear",))
-            for patterns, stored in quantization.rules
-        ]
-
-    def find(self, path: str) -> Format | None:
-        """The format, or None where the module stays at the model's dtype."""
-        # One expert stands for all: no published list treats them apart.
-        path = path.replace(".experts.*.", ".experts.0.")
-        if self.keep.match(path):
-            return None
-        for patterns, stored, everything in self.rules:
-            if everything or patterns.match(path):
-                return stored
-        return None
-
-
-class _Patterns:
-    """A list of module patterns (see Quantization), prepared for many paths."""
-
-    def __init__(self, patterns: tuple[str, ...]) -> None:
-        self.words = {p for p in patterns if "." not in p and "*" not in p and ":" not in p}
-        self.literals = {
-            _tail(p) for p in patterns if "." in p and "*" not in p and not p.startswith("re:")
-        }
-        self.regexes = [re.compile(p[3:]) for p in patterns if p.startswith("re:")]
-        globs = [p for p in patterns if "*" in p and not p.startswith("re:")]
-        bodies = [f"(?:{fnmatch.translate(_tail(p))})" for p in globs]
-        bodies += [f"(?:{fnmatch.translate(_tail(p) + '.*')})" for p in globs]
-        self.globs = re.compile("|".join(bodies)) if bodies else None
-
-    def match(self, path: str) -> bool:
-        """Whether a pattern names this module or one that contains it."""
-        segments = path.split(".")
-        if not self.words.isdisjoint(segments):
-            return True
-        tail = _tail(path)
-        if self.literals:
-            parts = tail.split(".")
-            if any(".".join(parts[:end]) in self.literals for end in range(1, len(parts) + 1)):
-                return True
-        if self.globs is not None and (self.globs.match(tail) or self.globs.match(path)):
-            return True
-        return any(regex.match(path) for regex in self.regexes)

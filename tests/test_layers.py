@@ -16,8 +16,11 @@ LEVELS: list[list[str]] = [
     ["specs"],
     ["formulas"],
     ["blocks", "readers", "catalog"],
-    ["weights", "kv", "model_source"],
-    ["capacity", "remedies", "estimate"],
+    [
+        "hub", "format_matcher", "gguf_mix", "weights", "kv", "model_source", "adapters", "draft",
+        "device", "engines",
+    ],
+    ["capacity", "targets", "parts", "remedies", "estimate"],
     ["topics", "explain", "listing", "report"],
     ["cli"],
 ]
@@ -25,7 +28,8 @@ THIRD_PARTY: dict[str, set[str]] = {
     "catalog": {"yaml"},
     "report": {"rich"},
     "cli": {"typer", "rich"},
-    "model_source": {"huggingface_hub"},
+    "hub": {"huggingface_hub"},
+    "device": {"pynvml"},
 }
 # Imported only for a type, or only inside a function that needs an extra.
 INSIDE_FUNCTIONS = {"torch", "triton", "pynvml", "huggingface_hub"}

@@ -20,6 +20,8 @@ class Attention:
 
     `keeps` says what a sequence leaves behind: every token, the last `window` tokens, the current chunk
     of `window` tokens, the encoder's tokens, or nothing because another layer's cache is read ("shared").
+    With `index_heads` (MiniMax-M3) an index branch selects blocks: queries, one key a token that is cached
+    at 16 bits, and their norms.
     """
 
     hidden: int
@@ -39,6 +41,8 @@ class Attention:
     has_k: bool = True
     has_v: bool = True
     input_width: int | None = None
+    index_heads: int = 0
+    index_width: int = 0
     path: str = "self_attn"
     extra: tuple[Tensor, ...] = ()
 
@@ -83,7 +87,9 @@ class Attention:
         pairs = [("q_norm", widths[0]), ("k_norm", widths[1])] if self.has_k else [("q_norm", widths[0])]
         copies = 2 if self.qk_norm_bias else 1
         return [
-            Tensor(name=f"{self.path}.{name}", role="norm", shape=(width,), copies=copies, active_copies=copies)
+            Tensor(
+                name=f"{self.path}.{name}", role="norm", shape=(width,), copies=copies, active_copies=copies
+            )
             for name, width in pairs
         ]
 
@@ -119,19 +125,36 @@ class Attention:
                     split_units=self.heads,
                 )
             )
-        return (*made, *self._qk_norms(), *self.extra)
+        return (*made, *self._qk_norms(), *self._index_branch(), *self.extra)
+
+    def _index_branch(self) -> list[Tensor]:
+        if not self.index_heads:
+            return []
+        width = self.index_width
+        shapes = (("index_q_proj", self.index_heads * width), ("index_k_proj", width))
+        return [
+            Tensor(
+                name=f"{self.path}.{name}",
+                role="attention",
+                shape=(rows, self.hidden),
+                linear=True,
+            )
+            for name, rows in shapes
+        ] + [Tensor(name=f"{self.path}.index_{letter}_norm", role="norm", shape=(width,)) for letter in "qk"]
 
     def caches(self) -> tuple[Cache, ...]:
         """Keys and values of the tokens it keeps; none when it reads another layer's cache."""
         if self.keeps == "shared":
             return ()
         kind: CacheKind = self.keeps
-        return (
-            Cache(
-                kind=kind,
-                heads=self.kv_heads,
-                k_width=self.k_width,
-                v_width=self.v_width,
-                window=self.window,
-            ),
+        kept = Cache(
+            kind=kind,
+            heads=self.kv_heads,
+            k_width=self.k_width,
+            v_width=self.v_width,
+            window=self.window,
         )
+        if not self.index_heads:
+            return (kept,)
+        keys = Cache(kind="indexer", k_width=self.index_width, element_bits=16, splits=False)
+        return (kept, keys)

@@ -43,9 +43,7 @@ class CompressedAttention:
         """Projections, norms, sinks, compressor, indexer."""
         path, heads, width = self.path, self.heads, self.width
 
-        def linear(
-            name: str, shape: tuple[int, int], axis: int | None = None, units: int = 1
-        ) -> Tensor:
+        def linear(name: str, shape: tuple[int, int], axis: int | None = None, units: int = 1) -> Tensor:
             return Tensor(
                 name=f"{path}.{name}",
                 role="attention",
@@ -104,9 +102,7 @@ class CompressedAttention:
         """Window, compressed entries, indexer keys."""
         made = [Cache(kind="sliding", k_width=self.width, window=self.window, splits=False)]
         if self.ratio:
-            made.append(
-                Cache(kind="compressed", k_width=self.width, stride=self.ratio, splits=False)
-            )
+            made.append(Cache(kind="compressed", k_width=self.width, stride=self.ratio, splits=False))
         if self.indexed:
             made.append(
                 Cache(

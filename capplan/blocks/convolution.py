@@ -53,10 +53,10 @@ class ShortConv:
 class RgLru:
     """Griffin's recurrent block (RecurrentGemma): a short convolution and a real-gated linear recurrence.
 
-        parameters = 2·(hidden·width + width) + width·hidden + hidden        x, y and output, with biases
-                   + width·kernel + width                                    convolution
-                   + 2·(width²/heads + width) + width                        block-diagonal gates, decay
-        state = width (fp32) + width · (kernel − 1)  elements a sequence
+    parameters = 2·(hidden·width + width) + width·hidden + hidden        x, y and output, with biases
+               + width·kernel + width                                    convolution
+               + 2·(width²/heads + width) + width                        block-diagonal gates, decay
+    state = width (fp32) + width · (kernel − 1)  elements a sequence
     """
 
     hidden: int
@@ -77,9 +77,7 @@ class RgLru:
         head = width // heads
 
         def cut(name: str, shape: tuple[int, ...], axis: int = 0, linear: bool = False) -> Tensor:
-            return recurrent_tensor(
-                f"{path}.{name}", shape, linear=linear, axis=axis, units=heads
-            )
+            return recurrent_tensor(f"{path}.{name}", shape, linear=linear, axis=axis, units=heads)
 
         made: list[Tensor] = []
         for name in ("linear_x", "linear_y"):
@@ -100,6 +98,4 @@ class RgLru:
 
     def caches(self) -> tuple[Cache, ...]:
         """The recurrence's state and the convolution's last inputs."""
-        return state_cache(
-            self.heads, (self.width, 32), (self.width * (self.kernel - 1), self.conv_bits)
-        )
+        return state_cache(self.heads, (self.width, 32), (self.width * (self.kernel - 1), self.conv_bits))

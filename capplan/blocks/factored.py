@@ -9,7 +9,7 @@ from capplan.specs import Cache, Tensor
 class FactoredAttention:
     """Queries through a shared low rank, one or few key/value heads.
 
-        parameters = hidden·(q_rank + 2·kv_heads·width) + q_rank + q_rank·heads·width + heads·width·hidden
+    parameters = hidden·(q_rank + 2·kv_heads·width) + q_rank + q_rank·heads·width + heads·width·hidden
     """
 
     hidden: int
@@ -55,6 +55,4 @@ class FactoredAttention:
 
     def caches(self) -> tuple[Cache, ...]:
         """Keys and values of every token."""
-        return (
-            Cache(kind="full", heads=self.kv_heads, k_width=self.width, v_width=self.width),
-        )
+        return (Cache(kind="full", heads=self.kv_heads, k_width=self.width, v_width=self.width),)

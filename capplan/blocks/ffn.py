@@ -18,7 +18,7 @@ def mlp_tensors(
 ) -> tuple[Tensor, ...]:
     """The matrices of one MLP, or of `copies` equal ones.
 
-        parameters = copies · (3 if gated else 2) · hidden · ffn   (+ biases)
+    parameters = copies · (3 if gated else 2) · hidden · ffn   (+ biases)
     """
     made: list[Tensor] = []
     names = ("gate_proj", "up_proj") if gated else ("up_proj",)

@@ -10,9 +10,9 @@ from capplan.specs import Cache, Tensor
 class GatedDelta:
     """Gated delta net (Qwen3-Next, Qwen3.5).
 
-        keys = k_heads·k_width; values = v_heads·v_width; conv = 2·keys + values
-        parameters = hidden·(conv + values + 2·v_heads) + conv·kernel + 2·v_heads + v_width + values·hidden
-        state = v_heads · k_width · v_width + conv · (kernel − 1)  elements a sequence
+    keys = k_heads·k_width; values = v_heads·v_width; conv = 2·keys + values
+    parameters = hidden·(conv + values + 2·v_heads) + conv·kernel + 2·v_heads + v_width + values·hidden
+    state = v_heads · k_width · v_width + conv · (kernel − 1)  elements a sequence
     """
 
     hidden: int
@@ -54,24 +54,30 @@ class GatedDelta:
             recurrent_tensor(f"{path}.A_log", (self.v_heads,), axis=0, units=self.v_heads),
             recurrent_tensor(f"{path}.dt_bias", (self.v_heads,), axis=0, units=self.v_heads),
             recurrent_tensor(f"{path}.norm", (self.v_width,), norm=True),
-            recurrent_tensor(f"{path}.out_proj", (self.hidden, values), linear=True, axis=1, units=self.v_heads),
+            recurrent_tensor(
+                f"{path}.out_proj", (self.hidden, values), linear=True, axis=1, units=self.v_heads
+            ),
         ]
         return tuple(made)
 
     def caches(self) -> tuple[Cache, ...]:
         """The delta-rule state and the convolution's last inputs."""
         conv = 2 * self.k_heads * self.k_width + self.v_heads * self.v_width
-        return state_cache(self.k_heads, (self.v_heads * self.k_width * self.v_width, self.state_bits), (conv * (self.kernel - 1), self.conv_bits))
+        return state_cache(
+            self.k_heads,
+            (self.v_heads * self.k_width * self.v_width, self.state_bits),
+            (conv * (self.kernel - 1), self.conv_bits),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kda:
     """Kimi delta attention: gated delta rule with a decay per channel.
 
-        width = heads · head_width
-        parameters = 4·hidden·width + 3·width·kernel + decay (hidden·head_width + head_width·width + width)
-                   + gate (low-rank like the decay, or hidden·width) + hidden·heads + heads + head_width
-        state = heads · head_width² + 3 · width · (kernel − 1)  elements a sequence
+    width = heads · head_width
+    parameters = 4·hidden·width + 3·width·kernel + decay (hidden·head_width + head_width·width + width)
+               + gate (low-rank like the decay, or hidden·width) + hidden·heads + heads + head_width
+    state = heads · head_width² + 3 · width · (kernel − 1)  elements a sequence
     """
 
     hidden: int
@@ -117,7 +123,11 @@ class Kda:
     def caches(self) -> tuple[Cache, ...]:
         """The delta-rule state and the three convolutions' last inputs."""
         width = self.heads * self.head_width
-        return state_cache(self.heads, (width * self.head_width, self.state_bits), (3 * width * (self.kernel - 1), self.conv_bits))
+        return state_cache(
+            self.heads,
+            (width * self.head_width, self.state_bits),
+            (3 * width * (self.kernel - 1), self.conv_bits),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

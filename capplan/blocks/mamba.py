@@ -10,10 +10,10 @@ from capplan.specs import Cache, Tensor
 class Mamba2:
     """Mamba-2 (SSD) mixer.
 
-        inner = heads · head_width;  conv = inner + 2 · groups · state
-        parameters = hidden·(inner + conv + heads) + conv·kernel (+ conv) + 3·heads + inner + inner·hidden
-                   (+ biases of the two projections, each with its own switch)
-        state = heads · head_width · state (ssm) + conv · (kernel − 1)  elements a sequence
+    inner = heads · head_width;  conv = inner + 2 · groups · state
+    parameters = hidden·(inner + conv + heads) + conv·kernel (+ conv) + 3·heads + inner + inner·hidden
+               (+ biases of the two projections, each with its own switch)
+    state = heads · head_width · state (ssm) + conv · (kernel − 1)  elements a sequence
     """
 
     hidden: int
@@ -69,16 +69,20 @@ class Mamba2:
 
     def caches(self) -> tuple[Cache, ...]:
         """The SSM state and the convolution's last inputs."""
-        return state_cache(self.heads, (self.inner * self.state, self.state_bits), (self.conv * (self.kernel - 1), self.conv_bits))
+        return state_cache(
+            self.heads,
+            (self.inner * self.state, self.state_bits),
+            (self.conv * (self.kernel - 1), self.conv_bits),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mamba1:
     """Mamba-1 (selective scan) mixer.
 
-        parameters = hidden·2·inner + inner·kernel (+ inner) + inner·(dt_rank + 2·state)
-                   + dt_rank·inner + inner + inner·state + inner + inner·hidden
-        state = inner · state + inner · (kernel − 1)  elements a sequence
+    parameters = hidden·2·inner + inner·kernel (+ inner) + inner·(dt_rank + 2·state)
+               + dt_rank·inner + inner + inner·state + inner + inner·hidden
+    state = inner · state + inner · (kernel − 1)  elements a sequence
     """
 
     hidden: int
@@ -102,9 +106,7 @@ class Mamba1:
         """Projections, convolution, scan parameters, Jamba's inner norms."""
         path, inner = self.path, self.inner
 
-        def cut(
-            name: str, shape: tuple[int, ...], axis: int, linear: bool = False
-        ) -> Tensor:
+        def cut(name: str, shape: tuple[int, ...], axis: int, linear: bool = False) -> Tensor:
             return recurrent_tensor(f"{path}.{name}", shape, linear=linear, axis=axis, units=inner)
 
         made = [
@@ -129,4 +131,8 @@ class Mamba1:
 
     def caches(self) -> tuple[Cache, ...]:
         """The scan state and the convolution's last inputs."""
-        return state_cache(self.inner, (self.inner * self.state, self.state_bits), (self.inner * (self.kernel - 1), self.conv_bits))
+        return state_cache(
+            self.inner,
+            (self.inner * self.state, self.state_bits),
+            (self.inner * (self.kernel - 1), self.conv_bits),
+        )

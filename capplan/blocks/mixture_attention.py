@@ -63,6 +63,4 @@ class MixtureAttention:
 
     def caches(self) -> tuple[Cache, ...]:
         """Keys and values of every token."""
-        return (
-            Cache(kind="full", heads=self.kv_heads, k_width=self.width, v_width=self.width),
-        )
+        return (Cache(kind="full", heads=self.kv_heads, k_width=self.width, v_width=self.width),)

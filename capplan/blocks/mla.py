@@ -6,9 +6,7 @@ from capplan.specs import Cache, Tensor
 
 
 def _linear(name: str, shape: tuple[int, int], axis: int | None = None, units: int = 1) -> Tensor:
-    return Tensor(
-        name=name, role="attention", shape=shape, linear=True, split_axis=axis, split_units=units
-    )
+    return Tensor(name=name, role="attention", shape=shape, linear=True, split_axis=axis, split_units=units)
 
 
 def _norm(name: str, width: int, copies: int = 1) -> Tensor:
@@ -67,9 +65,7 @@ class Mla:
         made += [
             _linear(f"{path}.kv_a_proj_with_mqa", (self.kv_rank + self.rope_width, self.hidden)),
             _norm(f"{path}.kv_a_layernorm", self.kv_rank),
-            _linear(
-                f"{path}.kv_b_proj", (heads * (self.nope_width + self.v_width), self.kv_rank), 0, heads
-            ),
+            _linear(f"{path}.kv_b_proj", (heads * (self.nope_width + self.v_width), self.kv_rank), 0, heads),
             _linear(f"{path}.o_proj", (self.hidden, heads * self.v_width), 1, heads),
         ]
         if self.bias:

@@ -13,14 +13,15 @@ class Moe:
         resident parameters = experts · m · width · expert_ffn + router + shared
         active parameters   = experts_per_token of those experts, everything else whole
 
-    m = 3 gated, 2 plain. `router_rows` counts experts that do nothing too (LongCat's zero experts). `latent` routes a projection of the hidden state of that width (two extra
-    matrices); `shared_ffn` is the summed width of the shared experts. Memory holds the resident ones;
-    taking the active ones for memory is the classic mistake.
+    m = 3 gated, 2 plain. `router_rows` counts experts that do nothing too (LongCat's zero experts).
+    `latent` routes a projection of the hidden state of that width (two extra matrices); `shared_ffn` is the
+    summed width of the shared experts. Memory holds the resident ones; taking the active ones for memory is
+    the classic mistake.
     """
 
     hidden: int
     experts: int
-    experts_per_token: int
+    experts_per_token: float
     expert_ffn: int
     gated: bool = True
     expert_bias: bool = False
@@ -66,9 +67,7 @@ class Moe:
                 ("fc1_latent_proj", (self.latent, self.hidden)),
                 ("fc2_latent_proj", (self.hidden, self.latent)),
             ):
-                made.append(
-                    Tensor(name=f"{self.path}.{name}", role="mlp", shape=shape, linear=True)
-                )
+                made.append(Tensor(name=f"{self.path}.{name}", role="mlp", shape=shape, linear=True))
             if self.latent_norm:
                 made.append(Tensor(name=f"{self.path}.latent_norm", role="norm", shape=(self.latent,)))
         if self.shared_ffn:
@@ -82,9 +81,7 @@ class Moe:
             )
         if self.shared_gate:
             made.append(
-                Tensor(
-                    name=f"{self.path}.shared_expert_gate", role="shared_experts", shape=(1, self.hidden)
-                )
+                Tensor(name=f"{self.path}.shared_expert_gate", role="shared_experts", shape=(1, self.hidden))
             )
         return (*made, *self.extra)
 

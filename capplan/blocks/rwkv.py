@@ -10,11 +10,11 @@ from capplan.specs import Cache, Tensor
 class Rwkv:
     """One RWKV-4 or RWKV-5 layer's two mixers.
 
-        time mixing: g·hidden·inner (r, k, v; 5: gate) + inner·hidden + g·hidden + 2·inner (decay, first)
-                     (5: + 2·inner, group norm),  g = 4 for version 5, 3 for version 4
-        channel mixing: hidden·ffn + ffn·hidden + hidden·hidden + 2·hidden
-        state of version 5 = inner · head_width (fp32) + 2 · hidden (last inputs)  elements a sequence
-        state of version 4 = 3 · inner (fp32) + 2 · hidden
+    time mixing: g·hidden·inner (r, k, v; 5: gate) + inner·hidden + g·hidden + 2·inner (decay, first)
+                 (5: + 2·inner, group norm),  g = 4 for version 5, 3 for version 4
+    channel mixing: hidden·ffn + ffn·hidden + hidden·hidden + 2·hidden
+    state of version 5 = inner · head_width (fp32) + 2 · hidden (last inputs)  elements a sequence
+    state of version 4 = 3 · inner (fp32) + 2 · hidden
     """
 
     hidden: int
@@ -83,9 +83,7 @@ class Rwkv:
             ),
         ]
         if self.version == 5:
-            norm = Tensor(
-                name="attention.ln_x", role="norm", shape=(inner,), copies=2, active_copies=2
-            )
+            norm = Tensor(name="attention.ln_x", role="norm", shape=(inner,), copies=2, active_copies=2)
             made.append(norm)
         return tuple(made)
 

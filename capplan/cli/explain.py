@@ -1,6 +1,7 @@
 """`capplan explain`: a formula, where it holds, and its worked number."""
 
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 import typer
 
@@ -30,11 +31,11 @@ def explain(
     if output is OutputFormat.TABLE:
         render(report.topic_view(entry))
     else:
-        report_rows([report.topic_row(entry)], output, "capplan.explain/1")
+        report_rows([entry.to_dict()], output, "capplan.explain/1")
     return 0
 
 
-def report_rows(rows: list[dict[str, object]], output: OutputFormat, schema: str) -> None:
+def report_rows(rows: Sequence[Mapping[str, Any]], output: OutputFormat, schema: str) -> None:
     """Rows in any format."""
     from capplan import report
 

@@ -33,7 +33,8 @@ def list_things(
 
 
 def show(
-    name: Annotated[str, typer.Argument(help="A model, GPU or format, or the path of a config.")],
+    name: Annotated[str, typer.Argument(help="A model, GPU or format, or the path of a model.")],
+    online: Annotated[bool, typer.Option("--online", help="Ask the Hugging Face Hub for it.")] = False,
     output: Annotated[OutputFormat, typer.Option("-o", "--output")] = OutputFormat.TABLE,
 ) -> int:
     """One model, GPU or format with its figures, source and date.
@@ -42,7 +43,7 @@ def show(
     """
     from capplan import listing, report
 
-    found = listing.find(name)
+    found = listing.find(name, online=online)
     if output is OutputFormat.JSON:
         write(report.to_json(found))
     elif output is OutputFormat.TABLE:

@@ -8,7 +8,7 @@ from capplan.cli.output import OutputFormat, console_width, render, write
 from capplan.errors import ExitStatus, InputError
 from capplan.units import GIB, parse_count, parse_size_bytes
 
-_MODEL = "Catalog name or size (8b), or the path of a config.json or its folder."
+_MODEL = "Catalog name or size (8b), or a path: config.json, its folder, .safetensors, index, .gguf."
 
 
 def vram(
@@ -26,6 +26,10 @@ def vram(
     block_size: Annotated[int, typer.Option(help="Tokens a KV block.")] = 16,
     overhead: Annotated[str | None, typer.Option(help="Instead of 15-20 %: 1.5GB or 10%.")] = None,
     prefix_shared: Annotated[int, typer.Option(help="Prompt tokens all users share.")] = 0,
+    lora: Annotated[list[str] | None, typer.Option(help="Adapter: path, or rank=16,targets=q_proj.")] = None,
+    lora_slots: Annotated[int | None, typer.Option(help="Adapters served at once.")] = None,
+    draft_model: Annotated[str | None, typer.Option(help="Draft model: name, path, or mtp.")] = None,
+    online: Annotated[bool, typer.Option("--online", help="Ask the Hugging Face Hub for it.")] = False,
     output: Annotated[OutputFormat, typer.Option("-o", "--output")] = OutputFormat.TABLE,
     explain: Annotated[bool, typer.Option("--explain", help="The formulas with numbers.")] = False,
 ) -> int:
@@ -48,6 +52,10 @@ def vram(
         tp=tp,
         block_size=block_size,
         prefix_shared=prefix_shared,
+        lora=tuple(lora or ()),
+        lora_slots=lora_slots,
+        draft_model=draft_model,
+        online=online,
         **_overhead(overhead),
     )
     steps: tuple[str, ...] = ()

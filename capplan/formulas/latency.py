@@ -19,9 +19,7 @@ def ttft_s(*, received_at_s: float, first_token_at_s: float) -> float:
     return first_token_at_s - received_at_s
 
 
-def tpot_s(
-    *, first_token_at_s: float, last_token_at_s: float, output_tokens: int
-) -> float | None:
+def tpot_s(*, first_token_at_s: float, last_token_at_s: float, output_tokens: int) -> float | None:
     """Time per output token after the first, in seconds; None for a single token.
 
         TPOT = (T_last_token − T_first_token) / (N_output − 1)

@@ -40,7 +40,8 @@ def effective_bits(
 
         element_bits + (scale_bits + zero_bits) / group
 
-    Holds for: full groups. Source: the same layouts as group_scales_bytes.
+    Holds for: full groups.
+    Source: the checkpoint layouts of AutoAWQ and GPTQ (qweight, qzeros, scales).
     Example: AWQ int4 g128, fp16 scale, 4-bit zero: 4 + 20/128 = 4.15625.
     """
     return element_bits + (scale_bits + zero_bits) / group
@@ -99,7 +100,8 @@ def mha_kv_cache_bytes(
 
         2 · B · S · L · d_model · p
 
-    The case H_KV · D = d_model of kv_cache_bytes. Source: serving flashcards.
+    Holds for: MHA, the case H_KV · D = d_model of kv_cache_bytes.
+    Source: flashcard lesson, "Formula for KV cache size in bytes".
     Example: Llama-2-13B (40 layers, 5120), one user at 4096, fp16: 3,355,443,200 B.
     """
     return 2 * batch * context * layers * hidden * kv_dtype_bytes

@@ -133,7 +133,7 @@ def float_max(
     Holds for: bias 2^(e − 1) − 1. Source: OCP 8-bit and MX format specifications; serving lesson, "FP8".
     Example: E4M3: 448; E5M2: 57,344; E2M1 (FP4): 6.
     """
-    top = 2**exponent_bits - 1 - (2 ** (exponent_bits - 1) - 1)
+    top = (1 << exponent_bits) - 1 - ((1 << (exponent_bits - 1)) - 1)
     if specials == "ieee":
         top -= 1
     last = 2 * 2.0**-mantissa_bits if specials == "nan" else 2.0**-mantissa_bits

@@ -52,9 +52,7 @@ class Keys:
         """The raw value of a key that is present, or its default."""
         return self.data[name] if self.data.get(name) is not None else self.defaults[name]
 
-    def integer(
-        self, *names: str, default: int | None = None, low: int = 1, high: int = MAX_WIDTH
-    ) -> int:
+    def integer(self, *names: str, default: int | None = None, low: int = 1, high: int = MAX_WIDTH) -> int:
         """An integer in [low, high]; without a default the key must be there."""
         value = self.optional_integer(*names, low=low, high=high)
         if value is not None:
@@ -78,10 +76,27 @@ class Keys:
         if isinstance(value, bool) or not isinstance(value, int):
             raise self.fail(name, f"{shown(value)} is not a whole number", "write a plain integer")
         if not low <= value <= high:
-            raise self.fail(
-                name, f"{shown(value)} is outside {low} to {high}", "check the value in the file"
-            )
+            raise self.fail(name, f"{shown(value)} is outside {low} to {high}", "check the value in the file")
         return value
+
+    def per_layer(
+        self,
+        index: int,
+        *names: str,
+        default: int | None = None,
+        low: int = 1,
+        high: int = MAX_WIDTH,
+    ) -> int:
+        """An integer that is the same in every layer, or the entry `index` of a list with one a layer."""
+        name = self.present(*names)
+        if name is None or not isinstance(self.value(name), list):
+            return self.integer(*names, default=default, low=low, high=high)
+        values = self.integers(name, low=low, high=high) or []
+        if index >= len(values):
+            raise self.fail(
+                name, f"has {len(values)} entries, none for layer {index}", "give one for each layer"
+            )
+        return values[index]
 
     def number(self, *names: str, default: float | None = None) -> float | None:
         """A finite number, or the default."""

@@ -7,6 +7,8 @@ comments.
 from collections.abc import Mapping
 from typing import Final
 
+from capplan.specs import Format
+
 GGML_TYPES: Final[Mapping[int, tuple[str, int, int]]] = {
     0: ("F32", 1, 4),
     1: ("F16", 1, 2),
@@ -44,6 +46,19 @@ GGML_TYPES: Final[Mapping[int, tuple[str, int, int]]] = {
     41: ("Q1_0", 128, 18),
 }
 """GGML type number: name, weights in a block, bytes of a block."""
+GGML_FORMATS: Final[Mapping[str, Format]] = {
+    name: Format(
+        id=name.lower(),
+        name=f"GGUF {name}",
+        element_bits=size * 8 / block,
+        effective_bits=size * 8 / block,
+        group_shape="gguf",
+        group=block,
+        block_bytes=size,
+    )
+    for name, block, size in GGML_TYPES.values()
+}
+"""The types as weight formats, by name."""
 REMOVED_TYPES: Final[Mapping[int, str]] = {
     4: "Q4_2",
     5: "Q4_3",

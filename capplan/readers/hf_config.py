@@ -9,18 +9,21 @@ from typing import Final
 
 from capplan.errors import InputError, shown
 from capplan.readers.config_keys import MAX_LAYERS, Keys
+from capplan.readers.decoder_keys import DecoderKeys
 from capplan.readers.harmless_keys import is_harmless
-from capplan.readers.layer_blocks import LayerBuilder
-from capplan.readers.layer_plan import LayerKinds, layer_plan
-from capplan.readers.quantization_config import read_quantization
-from capplan.readers.towers import TOWER_KEYS, mtp_tower, read_towers
-from capplan.specs import Architecture, Cache, LayerGroup, Model, Tensor, Tower
+from capplan.readers.layer_blocks import build_layers
+from capplan.readers.layer_plan import layer_plan
+from capplan.readers.model_parts import ModelParts, grouped
+from capplan.readers.outside_tensors import max_context, outside_tensors, vocabulary
+from capplan.readers.tower_keys import TOWER_KEYS
+from capplan.specs import Architecture, Layer, Model, Quantization, Tower
 
-TEXT_CONFIGS: Final = ("text_config", "llm_config", "language_config", "decoder_config")
-_DTYPE_BITS: Final = {"float32": 32, "float16": 16, "bfloat16": 16, "float64": 64}
+TEXT_CONFIGS: Final = ("text_config", "llm_config", "language_config")
+QUANT_KEYS: Final = ("quantization_config", "compression_config")
+_DTYPE_BITS: Final = {"float32": 32, "float16": 16, "bfloat16": 16, "float64": 64, "auto": 16}
 MAX_DEPTH: Final = 12
-# Engines pad the vocabulary to this multiple before they split it.
-VOCAB_MULTIPLE: Final = 64
+# A thousand times the largest published model.
+MAX_PARAMETERS: Final = 10**16
 PLAIN: Final = Architecture(id="plain decoder")
 
 
@@ -85,46 +88,99 @@ def read_model(
         _renamed(text, arch),
         where=where,
         path="text_config." if nested else "",
-        defaults=arch.defaults,
+        defaults={**arch.defaults, **arch.nested_defaults} if nested else arch.defaults,
     )
     top = Keys(config, where=where) if nested else keys
     assumptions: list[str] = []
     if architecture is None:
         assumptions.append(_plain_decoder(keys, model_type_of(config)))
     dtype_bits = _dtype_bits(keys, top)
-    layers = _layer_count(keys)
-    builder = LayerBuilder(keys, arch, layers=layers, dtype_bits=dtype_bits)
-    plan = layer_plan(keys, arch, layers)
-    groups = _groups(builder, plan, arch)
-    outside = _outside(builder, top)
-    tied = not any(tensor.role == "lm_head" for tensor in outside)
-    towers = (*read_towers(top, arch, builder.hidden), *_mtp(keys, builder, groups))
-    quantization = read_quantization(top, keys)
+    if arch.encoder != "none":
+        from capplan.readers.encoder_decoder import encoder_decoder  # a rare kind
+
+        parts = encoder_decoder(keys, arch, dtype_bits)
+    else:
+        parts = _decoder_only(keys, top, arch, dtype_bits)
     model = Model(
         name=name,
         architecture=model_type_of(config) or arch.id,
-        hidden=builder.hidden,
-        vocab=_vocab(keys),
-        heads=builder.heads or 1,
-        groups=groups,
-        outside=outside,
-        tied=tied,
+        hidden=parts.hidden,
+        vocab=vocabulary(keys, top),
+        heads=parts.heads,
+        groups=parts.groups,
+        outside=parts.outside,
+        tied=not any(tensor.role == "lm_head" for tensor in parts.outside),
         dtype_bits=dtype_bits,
-        max_context=_max_context(keys, top),
-        quantization=quantization,
-        towers=towers,
+        max_context=max_context(keys, top),
+        quantization=_quantization(top, keys),
+        towers=parts.towers,
         ignored_keys=_audit(keys, top, arch, nested),
-        assumptions=tuple(assumptions),
+        assumptions=(*assumptions, *_unread_parts(top, parts.towers)),
         source=source,
         read_on=read_on,
     )
+    if model.parameters > MAX_PARAMETERS:
+        raise keys.fail(
+            "hidden_size",
+            f"with the other widths it makes {model.parameters:.1e} parameters",
+            "no model is that large; check the widths in the file",
+        )
     return model
 
 
+def _decoder_only(keys: Keys, top: Keys, arch: Architecture, dtype_bits: int) -> ModelParts:
+    layers = _layer_count(keys)
+    decoder = DecoderKeys(keys, arch, layers=layers, dtype_bits=dtype_bits)
+    built = build_layers(decoder, layer_plan(keys, arch, layers))
+    groups = grouped(built, arch.layer_path)
+    # A model without attention is split by the heads of its states.
+    state_heads = max((cache.heads for group in groups for cache in group.layer.caches()), default=1)
+    return ModelParts(
+        hidden=decoder.hidden,
+        heads=decoder.heads or state_heads,
+        groups=groups,
+        outside=outside_tensors(decoder, top),
+        towers=(*_towers(top, keys, decoder.hidden), *_mtp(keys, built, decoder.hidden)),
+    )
+
+
+# Most models have neither towers nor a quantization of their own: their readers are imported on demand.
+
+
+def _quantization(top: Keys, text: Keys) -> Quantization | None:
+    if not any(isinstance(source.data.get(name), Mapping) for source in (top, text) for name in QUANT_KEYS):
+        return None
+    from capplan.readers.quantization_config import read_quantization
+
+    return read_quantization(top, text)
+
+
+def _towers(top: Keys, text: Keys, hidden: int) -> tuple[Tower, ...]:
+    if not any(name in top.data for name in (*TOWER_KEYS, "thinker_config")):
+        return ()
+    from capplan.readers.towers import read_towers
+
+    return read_towers(top, text, hidden)
+
+
+def _unread_parts(top: Keys, towers: tuple[Tower, ...]) -> list[str]:
+    if not any(name in top.data for name in TOWER_KEYS):
+        return []
+    from capplan.readers.towers import unread_parts
+
+    return unread_parts(top, towers)
+
+
 def _renamed(text: Mapping[str, object], arch: Architecture) -> Mapping[str, object]:
+    """The keys under their usual names; nested mappings that hold one of them come up a level."""
     if not arch.rename:
         return text
     renamed = dict(text)
+    for outer in {own.partition(".")[0] for own in arch.rename if "." in own}:
+        inner = renamed.get(outer)
+        if isinstance(inner, Mapping):
+            del renamed[outer]
+            renamed.update({f"{outer}.{key}": value for key, value in inner.items()})
     for own, usual in arch.rename.items():
         if own in renamed and renamed.get(usual) is None:
             renamed[usual] = renamed.pop(own)
@@ -156,9 +212,7 @@ def _dtype_bits(keys: Keys, top: Keys) -> int:
         if name is not None:
             bits = _DTYPE_BITS.get(name.removeprefix("torch."))
             if bits is None:
-                raise source.fail(
-                    "torch_dtype", f"unknown {shown(name)}", "float32, float16 or bfloat16"
-                )
+                raise source.fail("torch_dtype", f"unknown {shown(name)}", "float32, float16 or bfloat16")
             # Engines serve float32 and float64 checkpoints at 16 bits.
             return min(bits, 16)
     return 16
@@ -174,151 +228,24 @@ def _layer_count(keys: Keys) -> int:
     return count
 
 
-def _vocab(keys: Keys) -> int:
-    return keys.integer("padded_vocab_size", "vocab_size", "n_vocab", high=1 << 24)
-
-
-def _max_context(keys: Keys, top: Keys) -> int | None:
-    names = (
-        "max_position_embeddings", "n_positions", "seq_length", "max_sequence_length", "max_seq_len",
-        "model_max_length", "context_length", "n_ctx", "max_seq_length", "max_target_positions",
-    )  # fmt: skip
-    return keys.optional_integer(*names) or top.optional_integer(*names)
-
-
-def _groups(
-    builder: LayerBuilder, plan: list[LayerKinds], arch: Architecture
-) -> tuple[LayerGroup, ...]:
-    """Equal layers together, in order of first appearance."""
-    found: dict[object, tuple[LayerGroup, list[int]]] = {}
-    for index, (mixer, ffn) in enumerate(plan):
-        layer = builder.layer(index, mixer, ffn)
-        if layer not in found:
-            found[layer] = (LayerGroup(layer=layer, indices=(), prefix=arch.layer_path), [])
-        found[layer][1].append(index)
-    return tuple(
-        LayerGroup(layer=group.layer, indices=tuple(indices), prefix=group.prefix)
-        for group, indices in found.values()
-    )
-
-
-def _outside(builder: LayerBuilder, top: Keys) -> tuple[Tensor, ...]:
-    """Embeddings, final norm and head."""
-    keys, arch, hidden = builder.keys, builder.arch, builder.hidden
-    vocab = _vocab(keys)
-    embedding_width = keys.integer("word_embed_proj_dim", "embedding_size", default=hidden)
-    made = [
-        Tensor(
-            name="model.embed_tokens",
-            role="embedding",
-            shape=(vocab, embedding_width),
-            split_axis=0,
-            split_multiple=VOCAB_MULTIPLE,
-        )
-    ]
-    if embedding_width != hidden:
-        made += [
-            Tensor(name=name, role="embedding", shape=shape)
-            for name, shape in (
-                ("model.project_in", (hidden, embedding_width)),
-                ("model.project_out", (embedding_width, hidden)),
-            )
-        ]
-    if arch.learned_positions is not None:
-        positions = _max_context(keys, top)
-        if positions is None:
-            raise keys.fail(
-                "max_position_embeddings", "missing", "this family learns its position embeddings"
-            )
-        made.append(
-            Tensor(
-                name="model.embed_positions",
-                role="embedding",
-                shape=(positions + arch.learned_positions, hidden),
-            )
-        )
-    if arch.embedding_norm:
-        made += builder.norm("model.embed_norm")
-    if arch.final_norm:
-        made += builder.norm("model.norm")
-    made += _outside_extras(builder)
-    # Tying is a property of the wrapper where it has a text model inside, else of the text model.
-    default = arch.tied
-    tied = keys.flag("tie_word_embeddings", default=top.flag("tie_word_embeddings", default=default))
-    if not tied:
-        made.append(
-            Tensor(
-                name="lm_head",
-                role="lm_head",
-                shape=(vocab, embedding_width),
-                linear=True,
-                split_axis=0,
-                split_multiple=VOCAB_MULTIPLE,
-            )
-        )
-    if arch.lm_head_bias or keys.flag("lm_head_bias", default=False):
-        made.append(
-            Tensor(
-                name="lm_head.bias",
-                role="other",
-                shape=(vocab,),
-                split_axis=0,
-                split_multiple=VOCAB_MULTIPLE,
-            )
-        )
-    return tuple(made)
-
-
-def _outside_extras(builder: LayerBuilder) -> list[Tensor]:
-    """Parts some families hold once: hyper-connection head, residual attention, per-layer inputs."""
-    keys, hidden = builder.keys, builder.hidden
-    made: list[Tensor] = []
-    streams = keys.optional_integer("hc_mult", high=64)
-    if streams is not None:
-        made += [
-            Tensor(name=f"hc_head.{part}", role="other", shape=shape, dtype_bits=32)
-            for part, shape in (
-                ("fn", (streams, streams * hidden)),
-                ("base", (streams,)),
-                ("scale", (1,)),
-            )
-        ]
-    if keys.present("attn_res_block_size") is not None:
-        made += builder.norm("model.output_attn_res_norm")
-        made.append(
-            Tensor(name="model.output_attn_res_proj", role="other", shape=(1, hidden))
-        )
-    width = keys.integer("hidden_size_per_layer_input", default=0, low=0)
-    if width:
-        layers = builder.layers
-        vocab = keys.integer("vocab_size_per_layer_input", default=_vocab(keys))
-        made += [
-            Tensor(
-                name="model.embed_tokens_per_layer",
-                role="embedding",
-                shape=(vocab, layers * width),
-                split_axis=0,
-                split_multiple=VOCAB_MULTIPLE,
-            ),
-            Tensor(
-                name="model.per_layer_model_projection",
-                role="other",
-                shape=(layers * width, hidden),
-                linear=True,
-            ),
-            *builder.norm("model.per_layer_projection_norm", width),
-        ]
-    return made
-
-
-def _mtp(keys: Keys, builder: LayerBuilder, groups: tuple[LayerGroup, ...]) -> tuple[Tower, ...]:
+def _mtp(keys: Keys, built: list[Layer], hidden: int) -> tuple[Tower, ...]:
     count = keys.optional_integer(
-        "num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", low=0, high=64
-    )
-    if not count or not groups:
+        "num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "num_mtp_layers",
+        low=0, high=64,
+    )  # fmt: skip
+    if not count or not built:
         return ()
-    last = max(groups, key=lambda group: group.indices[-1])
-    return (mtp_tower(last.layer, count, builder.hidden),)
+    from capplan.readers.towers import mtp_tower
+
+    return (mtp_tower(built[-1], count, hidden),)
+
+
+def _ignorable(key: str, value: object, arch: Architecture) -> bool:
+    """Whether an unread key changes nothing; where the family lists values, only with one of those."""
+    listed = [entry for entry in arch.harmless if entry.startswith(f"{key}=")]
+    if listed:
+        return value is None or f"{key}={str(value).lower()}" in listed
+    return key in arch.harmless or is_harmless(key, value)
 
 
 def _audit(keys: Keys, top: Keys, arch: Architecture, nested: bool) -> tuple[str, ...]:
@@ -330,22 +257,14 @@ def _audit(keys: Keys, top: Keys, arch: Architecture, nested: bool) -> tuple[str
     for source in (keys, top) if nested else (keys,):
         for key in source.unused():
             value = source.data[key]
-            if key in arch.harmless or is_harmless(key, value):
+            if _ignorable(key, value, arch):
                 ignored.append(f"{source.path}{key}")
                 continue
             raise source.fail(
                 key,
                 f"not understood (value {shown(value, 40)}), and it could change memory",
                 "if it does not, list it under `harmless` in profiles/architectures/"
-                f"{arch.id}.yaml; else this architecture cannot be planned yet",
+                f"{arch.id if arch is not PLAIN else '<model_type>'}.yaml; else this architecture cannot be "
+                "planned yet",
             )
     return tuple(ignored)
-
-
-def caches_by_kind(model: Model) -> dict[str, list[tuple[Cache, int]]]:
-    """Every cache of the model with its number of layers, by kind, in layer order."""
-    found: dict[str, list[tuple[Cache, int]]] = {}
-    for group in model.groups:
-        for cache in group.layer.caches():
-            found.setdefault(cache.kind, []).append((cache, len(group.indices)))
-    return found

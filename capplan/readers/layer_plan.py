@@ -1,18 +1,18 @@
 """Which mixer and which feed-forward each layer has, from what the config says about its layers.
 
-A plan is one (mixer, feed-forward) pair a layer; either may be None. Mixers: "full", "sliding", "chunked",
-"linear" (gated delta, KDA, lightning: the config's widths tell), "mamba", "conv", "cross", "hybrid"
-(attention and Mamba side by side). Feed-forwards: "dense", "moe".
+A plan is one (mixer, feed-forward) pair a layer; either may be None. Mixers: "full", "indexed" (full, with
+an index branch), "sliding", "chunked", "cross", "linear" (gated delta, KDA, lightning: the config's widths
+tell), "mamba", "conv", "recurrent", "rwkv", "hybrid" (attention and Mamba side by side, or Zamba's shared
+block). Feed-forwards: "dense", "moe".
 """
 
 from collections.abc import Callable
-from typing import TypeVar
 
 from capplan.errors import shown
 from capplan.readers.config_keys import Keys
+from capplan.readers.ffn_plan import feed_forwards, fitted
 from capplan.specs import Architecture
 
-_T = TypeVar("_T")
 LayerKinds = tuple[str | None, str | None]
 
 _MIXER_NAMES = {
@@ -21,6 +21,8 @@ _MIXER_NAMES = {
     "global": "full",
     "global_attention": "full",
     "deepseek_sparse_attention": "full",
+    "indexed_attention": "full",
+    "minimax_m3_sparse": "indexed",
     "sliding_attention": "sliding",
     "local": "sliding",
     "local_attention": "sliding",
@@ -41,13 +43,6 @@ _SINGLE_BLOCKS: dict[str, LayerKinds] = {
     "mlp": (None, "dense"),
     "moe": (None, "moe"),
 }
-EXPERT_COUNTS = (
-    "num_experts",
-    "n_routed_experts",
-    "num_local_experts",
-    "moe_num_experts",
-    "num_routed_experts",
-)
 
 
 def layer_plan(keys: Keys, architecture: Architecture, layers: int) -> list[LayerKinds]:
@@ -55,21 +50,16 @@ def layer_plan(keys: Keys, architecture: Architecture, layers: int) -> list[Laye
 
     Raises InputError where a per-layer list has the wrong length or an unknown entry.
     """
+    for rule in architecture.required:
+        names = rule.split("|")
+        if keys.present(*names) is None:
+            raise keys.fail(names[0], "missing", "the kinds of the layers are given by it")
     single = _single_blocks(keys, architecture, layers)
     if single is not None:
         return single
     mixers = _mixers(keys, architecture, layers)
-    ffns = _ffns(keys, layers)
+    ffns = feed_forwards(keys, layers) if architecture.routed else ["dense"] * layers
     return list(zip(mixers, ffns, strict=True))
-
-
-def fitted(keys: Keys, name: str, values: list[_T], layers: int) -> list[_T]:
-    """`values` cut to one per layer; entries past the decoder's layers belong to its MTP layers."""
-    if layers <= len(values) <= layers + 8:
-        return values[:layers]
-    raise keys.fail(
-        name, f"has {len(values)} entries for {layers} layers", "give one entry for each layer"
-    )
 
 
 def _single_blocks(keys: Keys, architecture: Architecture, layers: int) -> list[LayerKinds] | None:
@@ -79,23 +69,21 @@ def _single_blocks(keys: Keys, architecture: Architecture, layers: int) -> list[
     pattern = keys.text("hybrid_override_pattern")
     names: list[str] | None = list(pattern) if pattern else keys.texts("layers_block_type")
     if names is None:
-        raise keys.fail(
-            "hybrid_override_pattern", "missing", "the kinds of the layers are given by it"
-        )
+        raise keys.fail("hybrid_override_pattern", "missing", "the kinds of the layers are given by it")
     made: list[LayerKinds] = []
     for name in fitted(keys, "hybrid_override_pattern", names, layers):
         if name not in _SINGLE_BLOCKS:
-            raise keys.fail(
-                "hybrid_override_pattern", f"unknown layer kind {shown(name)}", "known: M * - E"
-            )
+            raise keys.fail("hybrid_override_pattern", f"unknown layer kind {shown(name)}", "known: M * - E")
         made.append(_SINGLE_BLOCKS[name])
     return made
 
 
 def _mixers(keys: Keys, architecture: Architecture, layers: int) -> list[str | None]:
     sources: tuple[Callable[[Keys, Architecture, int], list[str | None] | None], ...] = (
+        _from_repeated_types,
         _from_layer_types,
         _from_linear_lists,
+        _from_shared_period,
         _from_attention_period,
         _from_sliding_lists,
         _from_chunks,
@@ -108,24 +96,63 @@ def _mixers(keys: Keys, architecture: Architecture, layers: int) -> list[str | N
     return ["full"] * layers
 
 
-def _from_layer_types(keys: Keys, architecture: Architecture, layers: int) -> list[str | None] | None:
-    names = keys.texts("layer_types", "layers_block_type", "_block_types", "block_types")
-    if names is None:
+def _from_repeated_types(keys: Keys, architecture: Architecture, layers: int) -> list[str | None] | None:
+    """A short list of kinds repeated over the layers (RecurrentGemma, GPT-Neo's attention_types)."""
+    types = keys.items("attention_types")
+    if types is not None and keys.present("attention_layers") is None:
+        return _expanded_types(keys, types, layers)
+    if architecture.mixer != "recurrent":
         return None
+    names = keys.texts("block_types", "_block_types") or []
+    kinds = {"recurrent": "recurrent", "attention": "sliding"}
+    if not names or set(names) - set(kinds):
+        raise keys.fail("block_types", "missing or unknown", "a list of recurrent and attention")
+    return [kinds[names[layer % len(names)]] for layer in range(layers)]
+
+
+def _expanded_types(keys: Keys, types: list[object], layers: int) -> list[str | None]:
     made: list[str | None] = []
-    for name in fitted(keys, "layer_types", names, layers):
-        if name not in _MIXER_NAMES:
-            raise keys.fail(
-                "layer_types",
-                f"unknown layer kind {shown(name)}",
-                "known: " + " ".join(sorted(_MIXER_NAMES)),
-            )
-        made.append(_MIXER_NAMES[name])
+    for entry in types:
+        match entry:
+            case [list() as names, int() as times] if 0 < times <= layers:
+                made += [_mixer_name(keys, "attention_types", name) for name in names] * times
+            case _:
+                raise keys.fail("attention_types", f"{shown(entry)} is no [kinds, times]", "mend it")
+        if len(made) > layers:
+            break
+    return fitted(keys, "attention_types", made, layers)
+
+
+def _mixer_name(keys: Keys, key: str, name: object) -> str:
+    if not isinstance(name, str) or name not in _MIXER_NAMES:
+        raise keys.fail(key, f"unknown layer kind {shown(name)}", "known: " + " ".join(sorted(_MIXER_NAMES)))
+    return _MIXER_NAMES[name]
+
+
+def _from_layer_types(keys: Keys, architecture: Architecture, layers: int) -> list[str | None] | None:
+    key = keys.present("layer_types", "layers_block_type", "attention_layers")
+    names = keys.texts("layer_types", "layers_block_type", "attention_layers")
+    if names is None or key is None:
+        return None
+    # Saved again by newer tools, Mamba layers are called linear attention.
+    linear = "mamba" if "mamba_d_state" in keys.data else "linear"
+    made: list[str | None] = []
+    for name in fitted(keys, key, names, layers):
+        kind = _mixer_name(keys, key, name)
+        made.append(linear if kind == "linear" else kind)
     # The class works with a list, whatever the pattern keys beside it say.
-    for pattern in ("sliding_window_pattern", "full_attention_interval", "attn_layer_indices"):
+    for pattern in (
+        "sliding_window_pattern", "full_attention_interval", "attn_layer_indices",
+        "hybrid_layer_ids", "attn_layer_period", "attn_layer_offset", "full_attn_idxs",
+        "global_attn_every_n_layers", "layer_switch", "attention_types", "attn_type_list",
+        "prefix_dense_sliding_window_pattern", "no_rope_layers", "no_rope_layer_interval",
+        "use_sliding_window", "max_window_layers", "_sliding_window_pattern",
+    ):  # fmt: skip
         keys.used.add(pattern)
-    if "sliding" in made and keys.optional_integer("sliding_window", "sliding_window_size") is None:
-        raise keys.fail("sliding_window", "missing", "layer_types has sliding layers: give the window")
+    windows = ("sliding_window", "sliding_window_size", "window_size")
+    keys.used.update(windows)
+    if "sliding" in made and keys.optional_integer(*windows) is None:
+        raise keys.fail("sliding_window", "missing", f"{key} has sliding layers: give the window")
     return made
 
 
@@ -156,9 +183,22 @@ def _from_linear_lists(keys: Keys, architecture: Architecture, layers: int) -> l
     return None
 
 
-def _from_attention_period(
-    keys: Keys, architecture: Architecture, layers: int
-) -> list[str | None] | None:
+def _from_shared_period(keys: Keys, architecture: Architecture, layers: int) -> list[str | None] | None:
+    """Zamba: which Mamba layers run the shared block; the period counts from layer 3, layer 2 is one."""
+    if not architecture.shared_blocks:
+        return None
+    listed = keys.integers("hybrid_layer_ids", high=layers - 1)
+    if listed is not None:
+        return ["hybrid" if layer in listed else "mamba" for layer in range(layers)]
+    period = keys.integer("attn_layer_period")
+    offset = keys.integer("attn_layer_offset", low=0)
+    return [
+        "hybrid" if layer == 2 or (layer > 2 and (layer - 3) % period == offset) else "mamba"
+        for layer in range(layers)
+    ]
+
+
+def _from_attention_period(keys: Keys, architecture: Architecture, layers: int) -> list[str | None] | None:
     """Mamba hybrids that name their attention layers by period or index (Jamba, Bamba)."""
     period = keys.optional_integer("attn_layer_period")
     if period is not None:
@@ -167,14 +207,15 @@ def _from_attention_period(
     indices = keys.integers("attn_layer_indices", high=layers - 1)
     if indices is not None:
         return ["full" if layer in indices else "mamba" for layer in range(layers)]
-    if architecture.mixer != "attention":
+    convolutions = keys.integers("full_attn_idxs", high=layers - 1)
+    if convolutions is not None:
+        return ["full" if layer in convolutions else "conv" for layer in range(layers)]
+    if architecture.mixer not in ("attention", "mixture"):
         return [architecture.mixer] * layers
     return None
 
 
-def _from_sliding_lists(
-    keys: Keys, architecture: Architecture, layers: int
-) -> list[str | None] | None:
+def _from_sliding_lists(keys: Keys, architecture: Architecture, layers: int) -> list[str | None] | None:
     """Per-layer 0/1 lists and cross-attention layers."""
     pattern = keys.integers("hybrid_layer_pattern", low=0, high=1)
     if pattern is not None:
@@ -198,9 +239,7 @@ def _from_chunks(keys: Keys, architecture: Architecture, layers: int) -> list[st
     if not rope:
         interval = keys.integer("no_rope_layer_interval", default=4)
         rope = [int((layer + 1) % interval != 0) for layer in range(layers)]
-    return [
-        "chunked" if uses else "full" for uses in fitted(keys, "no_rope_layers", rope, layers)
-    ]
+    return ["chunked" if uses else "full" for uses in fitted(keys, "no_rope_layers", rope, layers)]
 
 
 def _from_window(keys: Keys, architecture: Architecture, layers: int) -> list[str | None] | None:
@@ -215,7 +254,14 @@ def _from_window(keys: Keys, architecture: Architecture, layers: int) -> list[st
     if not window or not uses:
         return None
     if pattern is not None:
-        return ["full" if (layer + 1) % pattern == 0 else "sliding" for layer in range(layers)]
+        # Most families end a pattern with the global layer, some begin with it; dense first layers of
+        # Cohere's MoE stand outside the pattern and attend everywhere.
+        first_global = architecture.sliding.startswith("first:")
+        outside = _prefix(keys) if architecture.sliding.startswith("prefix:") else 0
+        return [
+            "full" if layer < outside or (layer - outside + (not first_global)) % pattern == 0 else "sliding"
+            for layer in range(layers)
+        ]
     if "use_sliding_window" in keys.data and first is not None:
         return ["sliding" if layer >= first else "full" for layer in range(layers)]
     return ["sliding"] * layers
@@ -239,72 +285,12 @@ def _pattern(keys: Keys, architecture: Architecture) -> int | None:
                 raise keys.fail(name, f"{shown(value)} has several global layers", "give layer_types")
             return len(value)
         return keys.integer(name)
-    if architecture.sliding.startswith("pattern:"):
-        return int(architecture.sliding.removeprefix("pattern:"))
-    return None
+    _, found, number = architecture.sliding.partition(":")
+    return int(number) if found else None
 
 
-def _ffns(keys: Keys, layers: int) -> list[str | None]:
-    experts = keys.optional_integer(*EXPERT_COUNTS, low=0)
-    if not keys.flag("enable_moe_block", default=True):
-        experts = None
-    if not experts:
-        _forget_moe_rules(keys)
-        return ["dense"] * layers
-    return ["moe" if sparse else "dense" for sparse in _sparse_layers(keys, layers)]
-
-
-def _forget_moe_rules(keys: Keys) -> None:
-    keys.used.update(
-        ("decoder_sparse_step", "mlp_only_layers", "first_k_dense_replace", "moe_layer_freq")
-    )
-
-
-def _sparse_layers(keys: Keys, layers: int) -> list[bool]:
-    """Which layers route to experts."""
-    types = keys.texts("mlp_layer_types")
-    dense_first = keys.optional_integer("first_k_dense_replace", "num_dense_layers", low=0)
-    frequency = keys.present("moe_layer_freq")
-    if types is not None:
-        keys.used.add("moe_layer_freq")
-        for kind in types:
-            if kind not in ("dense", "sparse"):
-                raise keys.fail("mlp_layer_types", f"unknown kind {shown(kind)}", "dense or sparse")
-        return [kind == "sparse" for kind in fitted(keys, "mlp_layer_types", types, layers)]
-    if frequency is not None and isinstance(keys.data.get("moe_layer_freq"), list):
-        flags = keys.integers("moe_layer_freq", low=0, high=1) or []
-        return [bool(flag) for flag in fitted(keys, "moe_layer_freq", flags, layers)]
-    if keys.present("moe_layers") is not None:
-        chosen = keys.integers("moe_layers", high=layers - 1) or []
-        return [layer in chosen for layer in range(layers)]
-    every = keys.integer(
-        "decoder_sparse_step",
-        "interleave_moe_layer_step",
-        "moe_layer_freq",
-        "expert_layer_period",
-        "moe_layer_interval",
-        default=1,
-        low=0,
-    )
-    if every == 0:
-        return [False] * layers
-    only_dense = set(keys.integers("mlp_only_layers", high=MAX_INDEX) or [])
-    offset = keys.optional_integer("expert_layer_offset", low=0)
-    start = keys.integer("moe_layer_start_index", default=0, low=0)
-    end = keys.optional_integer("moe_layer_end_index", low=-1)
-    last = layers - 1 if end is None or end < 0 else end
-
-    def sparse(layer: int) -> bool:
-        if layer in only_dense or layer < (dense_first or 0) or not start <= layer <= last:
-            return False
-        if offset is not None:
-            return layer % every == offset
-        if dense_first is not None:
-            # DeepSeek counts from layer 0, the interleaved families from layer 1.
-            return layer % every == 0
-        return (layer + 1) % every == 0
-
-    return [sparse(layer) for layer in range(layers)]
-
-
-MAX_INDEX = 1 << 20
+def _prefix(keys: Keys) -> int:
+    """Dense layers before a pattern; their own pattern must be the published one, all global."""
+    if keys.integer("prefix_dense_sliding_window_pattern", default=1) != 1:
+        raise keys.fail("prefix_dense_sliding_window_pattern", "is not understood", "only 1 is")
+    return keys.integer("first_k_dense_replace", default=0, low=0)

@@ -1,7 +1,7 @@
 """quantization_config of a config.json → Quantization: which modules are stored how.
 
-Covers AWQ, GPTQ, FP8 (per tensor, block, FBGEMM), compressed-tensors, ModelOpt (FP8, NVFP4, mixed), MXFP4 and
-bitsandbytes. Another method is an error that names it.
+Covers AWQ, GPTQ, AutoRound, FP8 (per tensor, block, FBGEMM), compressed-tensors, ModelOpt (FP8, NVFP4,
+mixed), MXFP4, bitsandbytes and BitNet. Another method is an error that names it.
 """
 
 import re
@@ -35,6 +35,7 @@ def read_quantization(top: Keys, text: Keys) -> Quantization | None:
     reader = {
         "awq": _awq,
         "gptq": _gptq,
+        "auto-round": _gptq,
         "fp8": _fp8,
         "fbgemm-fp8": _fbgemm,
         "compressed-tensors": _groups,
@@ -43,13 +44,14 @@ def read_quantization(top: Keys, text: Keys) -> Quantization | None:
         "modelopt-mixed": _modelopt,
         "mxfp4": _mxfp4,
         "bitsandbytes": _bitsandbytes,
+        "bitnet": _bitnet,
     }.get(method)
     if reader is None:
         raise keys.fail(
             "quant_method",
             f"{shown(method)} is not understood",
-            "known: awq gptq fp8 fbgemm_fp8 compressed-tensors modelopt mxfp4 bitsandbytes; give "
-            "--precision to plan with another format",
+            "known: awq gptq auto-round fp8 fbgemm_fp8 compressed-tensors modelopt mxfp4 bitsandbytes "
+            "bitnet; give --precision to plan with another format",
         )
     rules = reader(keys)
     if text.text("expert_dtype") == "fp4":
@@ -70,9 +72,7 @@ def _format(identity: str, name: str, bits: float, **fields: object) -> Format:
     return Format(id=identity, name=name, element_bits=bits, quantizes="linear", **fields)  # type: ignore[arg-type]
 
 
-def _grouped(
-    keys: Keys, method: str, bits: int, group: int | None, *, zeros: bool, extra: int = 0
-) -> Format:
+def _grouped(keys: Keys, method: str, bits: int, group: int | None, *, zeros: bool, extra: int = 0) -> Format:
     """Integer weights with fp16 scales along the input dimension; a group of −1 is a whole row."""
     if group is None or group == -1:
         return _format(
@@ -96,14 +96,24 @@ def _grouped(
     )
 
 
-def _group_size(keys: Keys) -> int:
+def _group_size(keys: Keys, default: int | None = 128) -> int | None:
+    """Weights that share a scale; −1: a whole row."""
     value = keys.optional_integer("group_size", "q_group_size", low=-1)
-    return 128 if value is None else value
+    if value == 0:
+        raise keys.fail("group_size", "0 weights cannot share a scale", "a size, or -1 for a whole row")
+    return default if value is None else value
 
 
 def _awq(keys: Keys) -> Rules:
     bits = keys.integer("bits", "w_bit", default=4, high=16)
     return ((ALL_LINEAR, _grouped(keys, "awq", bits, _group_size(keys), zeros=True)),)
+
+
+def _bitnet(keys: Keys) -> Rules:
+    """Ternary weights, four in a byte, with one 16-bit scale a matrix."""
+    keys.used.update(("linear_class", "quantization_mode", "use_rms_norm", "rms_norm_eps"))
+    stored = _format("bitnet-ternary", "BitNet ternary", 2, group_shape="tensor", extra_bytes_per_tensor=2)
+    return ((ALL_LINEAR, stored),)
 
 
 def _gptq(keys: Keys) -> Rules:
@@ -175,9 +185,7 @@ def _bitsandbytes(keys: Keys) -> Rules:
         return ((ALL_LINEAR, _channel(8, "bnb-int8")),)
     double = keys.flag("bnb_4bit_use_double_quant", default=False)
     scale_bits = 8 + 32 / 256 if double else 32
-    nf4 = _format(
-        "bnb-nf4", "NF4, blocks of 64", 4, group_shape="input", group=64, scale_bits=scale_bits
-    )
+    nf4 = _format("bnb-nf4", "NF4, blocks of 64", 4, group_shape="input", group=64, scale_bits=scale_bits)
     return ((ALL_LINEAR, nf4),)
 
 
@@ -185,7 +193,7 @@ def _weights_format(keys: Keys, weights: Keys, activations: Keys | None) -> Form
     """The format a compressed-tensors or ModelOpt group's `weights` describe."""
     bits = weights.integer("num_bits", high=32)
     kind = weights.text("type", default="int")
-    group = weights.optional_integer("group_size", low=-1)
+    group = _group_size(weights, None)
     strategy = weights.text("strategy")
     if strategy is None:
         strategy = "group" if group and group > 0 else "tensor"
@@ -213,6 +221,8 @@ def _weights_format(keys: Keys, weights: Keys, activations: Keys | None) -> Form
         if activations is None and kind == "int":
             return _grouped(keys, name, bits, -1, zeros=not symmetric, extra=16)
         return _channel(bits, name)
+    if strategy in ("block", "tensor") and bits != 8:
+        raise weights.fail("num_bits", f"{bits} with one scale a {strategy} is not understood", "8 bits")
     if strategy == "block":
         block = weights.integers("block_structure", "block_size", low=1) or [128, 128]
         if len(block) != 2:
@@ -265,9 +275,7 @@ def _named_layers(keys: Keys) -> Rules | None:
         if not isinstance(algo, str):
             raise layers.fail(str(path), "has no quant_algo", "give FP8 or NVFP4")
         by_algorithm.setdefault(algo.upper(), []).append(str(path))
-    return tuple(
-        (tuple(paths), _modelopt_format(keys, algo)) for algo, paths in by_algorithm.items()
-    )
+    return tuple((tuple(paths), _modelopt_format(keys, algo)) for algo, paths in by_algorithm.items())
 
 
 def _modelopt_format(keys: Keys, algorithm: str) -> Format:
@@ -292,9 +300,7 @@ def _modelopt_format(keys: Keys, algorithm: str) -> Format:
         return _grouped(keys, "awq", 4, group, zeros=False)
     if algorithm in ("MXFP4", "W4A8_MXFP4_FP8", "W4A16_MXFP4"):
         return _mx(keys)
-    raise keys.fail(
-        "quant_algo", f"{shown(algorithm)} is not understood", "known: FP8 NVFP4 W4A16_AWQ MXFP4"
-    )
+    raise keys.fail("quant_algo", f"{shown(algorithm)} is not understood", "known: FP8 NVFP4 W4A16_AWQ MXFP4")
 
 
 def _keep(keys: Keys, method: str) -> tuple[str, ...]:
@@ -310,10 +316,10 @@ def _keep(keys: Keys, method: str) -> tuple[str, ...]:
         for name in ("ignore", "modules_to_not_convert", "exclude_modules", "llm_int8_skip_modules",
                      "ignored_layers"):  # fmt: skip
             named += source.texts(name) or []
-    if method not in ("compressed-tensors", "modelopt", "modelopt-fp4", "modelopt-mixed"):
-        # These methods leave the head alone unless told to include it.
-        if not keys.flag("lm_head", default=False):
-            named.append("lm_head")
+    whole = method in ("compressed-tensors", "modelopt", "modelopt-fp4", "modelopt-mixed")
+    if not whole and not keys.flag("lm_head", default=False):
+        # The other methods leave the head alone unless told to include it.
+        named.append("lm_head")
     _check_patterns(keys, named)
     return tuple(dict.fromkeys(named))
 

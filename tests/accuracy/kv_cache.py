@@ -61,6 +61,7 @@ class CapacityRow:
     need_gib: tuple[float, float] | None
 
 
+@functools.cache
 def kv_rows() -> list[KvRow]:
     """Every row of kv.csv."""
     return [_row(row) for row in oracles.rows("kv")]
@@ -69,9 +70,7 @@ def kv_rows() -> list[KvRow]:
 @functools.cache
 def layout_of(path: str, tp: int, kv_dtype: str) -> KvLayout:
     """The caches on one rank, asked for as a user would."""
-    question = VramQuestion(
-        model=path, tp=tp, kv_dtype=kv_dtype, users=1, context=1, overhead_bytes=0
-    )
+    question = VramQuestion(model=path, tp=tp, kv_dtype=kv_dtype, users=1, context=1, overhead_bytes=0)
     layout = answer(question).layout
     assert layout is not None
     return layout
@@ -86,10 +85,7 @@ def oracle_caches(text: str) -> Caches:
         assert match is not None, part
         kind = _KINDS[match["kind"]]
         layers = int(match["layers"])
-        if kind == "state":
-            size = float(match["state"])
-        else:
-            size = int(match["page"]) / int(match["block"])
+        size = float(match["state"]) if kind == "state" else int(match["page"]) / int(match["block"])
         window = int(match["window"]) if match["window"] else None
         before = made.get((kind, window), (0, 0.0))
         made[kind, window] = (before[0] + layers, before[1] + size * layers)
@@ -129,8 +125,7 @@ def _row(row: oracles.Row) -> KvRow:
         tp=tp,
         kv_dtype=kv_dtype,
         layers_equal=caches == oracle_caches(row["layers"]),
-        columns_equal=by_kind == want
-        and windows == ({int(row["window"])} if row["window"] else set()),
+        columns_equal=by_kind == want and windows == ({int(row["window"])} if row["window"] else set()),
         capacity=_capacity(row, layout) if alone else None,
     )
 
@@ -150,6 +145,17 @@ def verdict_of(layout: KvLayout, *, pool: int, context: int, block_size: int) ->
     return demand.verdict(target, demand.need(weights=0, extra=0, overhead=nothing))
 
 
+def pool_tokens(layout: KvLayout, pool_gib: float, block_size: int = 16) -> int:
+    """Tokens that whole blocks of a pool hold, where one cache group has it."""
+    return int(pool_gib * GIB // layout.paged_bytes(1, block_size)) * block_size
+
+
+def longest_context(layout: KvLayout, pool_gib: float) -> int:
+    """Longest context of one user, found by search over the per-layer rules."""
+    demand = Demand(layout=layout, users=1, context=1, block_size=1, prefix_shared=0, max_context=None)
+    return demand.longest_context(int(pool_gib * GIB))
+
+
 def _capacity(row: oracles.Row, layout: KvLayout) -> CapacityRow:
     pool = int(row["kv_gib_per_rank"]) * GIB
     context, block_size = int(row["max_model_len"]), int(row["block_size"])
@@ -165,9 +171,7 @@ def _capacity(row: oracles.Row, layout: KvLayout) -> CapacityRow:
         refused=refused,
         tokens=None if refused else (verdict.pool_tokens, int(row["kv_tokens"])),
         blocks=None if refused else (pool // one_block, int(row["num_blocks"])),
-        concurrency=None
-        if refused
-        else (round(verdict.max_concurrency, 6), float(row["max_concurrency"])),
+        concurrency=None if refused else (round(verdict.max_concurrency, 6), float(row["max_concurrency"])),
         one_fits=bool(without.fits),
         one_fits_without_null_block=bool(verdict.fits),
         longest=(without.max_context, int(row["fit_max_model_len_estimate"])) if refused else None,

@@ -7,7 +7,7 @@ import csv
 import functools
 from pathlib import Path
 
-from capplan import catalog
+from capplan import model_source
 from capplan.specs import Model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,7 +48,7 @@ def config_path(row: Row) -> Path:
 @functools.cache
 def model_at(path: Path) -> Model:
     """The model of a config file."""
-    return catalog.read_config_file(path)
+    return model_source.load_path(path)
 
 
 def model_of(row: Row) -> Model:

@@ -3,9 +3,11 @@
 Whether a row counts the vision tower is seen, not listed: the total equals the decoder or decoder + towers.
 """
 
+import functools
 from collections import Counter
 from dataclasses import dataclass
 
+from capplan.errors import InputError
 from capplan.specs import Model
 from tests.accuracy import oracles
 
@@ -69,6 +71,7 @@ def positions(model: Model) -> int:
     return sum(t.parameters for t in model.outside if t.name.endswith("embed_positions"))
 
 
+@functools.cache
 def parameter_rows() -> list[ParameterRow]:
     """Every row of params.csv."""
     return [_row(row) for row in oracles.rows("params")]
@@ -109,3 +112,15 @@ def _row(row: oracles.Row) -> ParameterRow:
         "vocab": model.vocab,
     }
     return ParameterRow(model=row["model"], with_tower=with_tower, got=got, want=want)
+
+
+@functools.cache
+def refused_configs() -> dict[str, InputError]:
+    """Published configs that capplan does not read, by file name."""
+    made = {}
+    for file in sorted(oracles.HF_CONFIGS.glob("*.json")):
+        try:
+            oracles.model_at(file)
+        except InputError as error:
+            made[file.name] = error
+    return made

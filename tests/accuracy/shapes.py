@@ -51,13 +51,9 @@ MISTRAL_NEMO = dense(40, 5120, 32, 8, 14336, 131072, model_type="mistral", head_
 QWEN15_7B = dense(32, 4096, 32, 32, 11008, 151936, model_type="qwen2")
 QWEN25_7B = dense(28, 3584, 28, 4, 18944, 152064, model_type="qwen2")
 QWEN25_15B = dense(28, 1536, 12, 2, 8960, 151936, model_type="qwen2")
-QWEN3_06B = dense(
-    28, 1024, 16, 8, 3072, 151936, model_type="qwen3", head_dim=128, tie_word_embeddings=True
-)
+QWEN3_06B = dense(28, 1024, 16, 8, 3072, 151936, model_type="qwen3", head_dim=128, tie_word_embeddings=True)
 QWEN3_32B = dense(64, 5120, 64, 8, 25600, 151936, model_type="qwen3", head_dim=128)
-GRANITE_2B = dense(
-    40, 2048, 32, 8, 8192, 49155, model_type="granite", tie_word_embeddings=True
-)
+GRANITE_2B = dense(40, 2048, 32, 8, 8192, 49155, model_type="granite", tie_word_embeddings=True)
 QWEN3_30B_A3B = dense(
     48, 2048, 32, 4, 6144, 151936, model_type="qwen3_moe", head_dim=128, num_experts=128,
     num_experts_per_tok=8, moe_intermediate_size=768, decoder_sparse_step=1, mlp_only_layers=[],

@@ -1,0 +1,107 @@
+"""Which layers route to experts, from what the config says about its layers."""
+
+from typing import Final, TypeVar
+
+from capplan.errors import shown
+from capplan.readers.config_keys import Keys
+from capplan.readers.decoder_keys import EXPERT_COUNTS
+
+_T = TypeVar("_T")
+MAX_INDEX: Final = 1 << 20
+
+
+def fitted(keys: Keys, name: str, values: list[_T], layers: int) -> list[_T]:
+    """`values` cut to one per layer; entries past the decoder's layers belong to its MTP layers."""
+    if layers <= len(values) <= layers + 8:
+        return values[:layers]
+    raise keys.fail(name, f"has {len(values)} entries for {layers} layers", "give one entry for each layer")
+
+
+def feed_forwards(keys: Keys, layers: int) -> list[str | None]:
+    name = keys.present(*EXPERT_COUNTS)
+    experts: int | None = None
+    if name is not None and isinstance(keys.value(name), list):
+        experts = max(keys.integers(name) or [0], default=0)
+    elif name is not None:
+        experts = keys.optional_integer(name, low=0)
+    if not keys.flag("enable_moe_block", default=True):
+        experts = None
+    # One expert takes every token: the classes build a dense layer then.
+    if not experts or experts == 1:
+        _forget_moe_rules(keys)
+        return ["dense"] * layers
+    return ["moe" if sparse else "dense" for sparse in _sparse_layers(keys, layers)]
+
+
+def _forget_moe_rules(keys: Keys) -> None:
+    keys.used.update(
+        (
+            "decoder_sparse_step", "mlp_only_layers", "first_k_dense_replace", "moe_layer_freq",
+            "expert_layer_period", "expert_layer_offset", "num_experts_per_tok", "moe_topk",
+            "moe_intermediate_size", "shared_expert_intermediate_size", "n_shared_experts",
+            "num_shared_experts", "num_shared_expert", "moe_layer_start_index", "moe_k",
+            "moe_layer_end_index", "moe_layer_interval", "moe_num_shared_experts",
+            "interleave_moe_layer_step", "mlp_layer_types", "use_mixed_mlp_moe", "top_k_experts",
+        )
+    )  # fmt: skip
+
+
+def _sparse_layers(keys: Keys, layers: int) -> list[bool]:
+    """Which layers route to experts."""
+    types = keys.texts("mlp_layer_types")
+    dense_first = keys.optional_integer("first_k_dense_replace", "num_dense_layers", low=0)
+    frequency = keys.present("moe_layer_freq")
+    if types is not None:
+        keys.used.add("moe_layer_freq")
+        for kind in types:
+            if kind not in ("dense", "sparse"):
+                raise keys.fail("mlp_layer_types", f"unknown kind {shown(kind)}", "dense or sparse")
+        return [kind == "sparse" for kind in fitted(keys, "mlp_layer_types", types, layers)]
+    if frequency is not None and isinstance(keys.data.get("moe_layer_freq"), list):
+        flags = keys.integers("moe_layer_freq", low=0, high=1) or []
+        return [bool(flag) for flag in fitted(keys, "moe_layer_freq", flags, layers)]
+    listed = keys.text("moe_layers_enum")
+    if listed is not None:
+        return _enumerated(keys, listed, layers)
+    if keys.present("moe_layers") is not None:
+        chosen = keys.integers("moe_layers", high=layers - 1) or []
+        return [layer in chosen for layer in range(layers)]
+    every = keys.integer(
+        "decoder_sparse_step",
+        "interleave_moe_layer_step",
+        "moe_layer_freq",
+        "expert_layer_period",
+        "moe_layer_interval",
+        "moe_layer_frequency",
+        default=1,
+        low=0,
+    )
+    if every == 0:
+        return [False] * layers
+    only_dense = set(keys.integers("mlp_only_layers", high=MAX_INDEX) or [])
+    offset = keys.optional_integer("expert_layer_offset", low=0)
+    # Ernie-VL gives one range a modality; its published files give the same start for all.
+    start = keys.per_layer(0, "moe_layer_start_index", default=0, low=0)
+    end = keys.per_layer(0, "moe_layer_end_index", default=-1, low=-1)
+    last = layers - 1 if end < 0 else end
+
+    def sparse(layer: int) -> bool:
+        if layer in only_dense or layer < (dense_first or 0) or not start <= layer <= last:
+            return False
+        if offset is not None:
+            return layer % every == offset
+        if dense_first is not None:
+            # DeepSeek counts from layer 0, the interleaved families from layer 1.
+            return layer % every == 0
+        return (layer + 1) % every == 0
+
+    return [sparse(layer) for layer in range(layers)]
+
+
+def _enumerated(keys: Keys, listed: str, layers: int) -> list[bool]:
+    """Step-3's comma-separated layer numbers."""
+    numbers = [part.strip() for part in listed.split(",")] if len(listed) < 1 << 16 else [""]
+    if not all(part.isascii() and part.isdigit() and len(part) < 6 for part in numbers):
+        raise keys.fail("moe_layers_enum", f"{shown(listed)} is no list of layers", "4,5,6…")
+    chosen = {int(part) for part in numbers}
+    return [layer in chosen for layer in range(layers)]

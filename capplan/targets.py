@@ -1,0 +1,60 @@
+"""The memories a need is put against: catalog GPUs, a size that was given, or the common sizes."""
+
+from typing import Final
+
+from capplan import catalog
+from capplan.capacity import Target
+from capplan.errors import InputError
+from capplan.specs import Gpu
+from capplan.units import GB
+
+FIT_TABLE_GB: Final = (24, 40, 48, 80, 141, 192)
+
+
+def targets_of(
+    names: tuple[str, ...], memory_bytes: int | None
+) -> tuple[tuple[Target, ...], bool]:
+    """What to fit into, and whether the user named it: GPUs, one size of memory, or the common sizes.
+
+    Raises InputError for an unknown GPU, or a GPU and a size.
+    """
+    if names and memory_bytes is not None:
+        raise InputError(
+            "both a GPU and a memory size", where="--gpu, --gpu-memory", hint="give one of them"
+        )
+    if memory_bytes is not None:
+        if not 1 <= memory_bytes <= 1 << 50:
+            raise InputError(
+                f"{memory_bytes} bytes", where="--gpu-memory", hint="give a size such as 24GB"
+            )
+        label = f"{memory_bytes / GB:.6g} GB of memory"
+        return (Target(name=label, gpu_id=None, usable_bytes=memory_bytes, reading="given"),), True
+    if any(name.lower() == "all" for name in names):
+        gpus = [catalog.load_gpu(identity) for identity in catalog.ids("gpus")]
+        return tuple(target_of(gpu) for gpu in gpus), True
+    if names:
+        return tuple(target_of(catalog.gpu(name), name) for name in names), True
+    sold = "decimal GB as sold"
+    return (
+        tuple(
+            Target(name=f"{size} GB", gpu_id=None, usable_bytes=size * GB, reading=sold)
+            for size in FIT_TABLE_GB
+        ),
+        False,
+    )
+
+
+def target_of(gpu: Gpu, asked: str | None = None) -> Target:
+    """A catalog GPU as a memory to fit into; says what an ambiguous name took."""
+    reading = "decimal GB as sold"
+    if gpu.memory_driver_bytes:
+        reading = "driver" if gpu.memory_reading == "observed" else "driver, inferred"
+    note = ""
+    if asked is not None:
+        ambiguous = {catalog.normalised(key): text for key, text in gpu.ambiguous_aliases.items()}
+        said = ambiguous.get(catalog.normalised(asked))
+        if said:
+            note = f"{asked} is ambiguous ({said}): {gpu.id}"
+    return Target(
+        name=gpu.name, gpu_id=gpu.id, usable_bytes=gpu.usable_bytes, reading=reading, note=note
+    )
