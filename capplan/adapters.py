@@ -143,9 +143,7 @@ class _Targets:
             (_matcher(name), rank) for name, rank in adapter.ranks if not LITERAL.fullmatch(name)
         ]
         self.target = _matcher(adapter.pattern) if adapter.pattern else None
-        self.excluded = [
-            _matcher(name[3:]) for name in adapter.excluded if name.startswith("re:")
-        ]
+        self.excluded = [_matcher(name[3:]) for name in adapter.excluded if name.startswith("re:")]
 
     def part(self, path: str, layer: int, *, head: bool) -> int | None:
         """Place of a module in the fused module that is targeted (0 alone); None where it is not."""
@@ -186,9 +184,7 @@ class _Targets:
 
     def unmatched(self) -> tuple[str, ...]:
         """Named modules that the model did not have."""
-        return tuple(
-            name for name in (*self.adapter.targets, *self.adapter.saved) if name not in self.seen
-        )
+        return tuple(name for name in (*self.adapter.targets, *self.adapter.saved) if name not in self.seen)
 
 
 def _ends(path: str, name: str) -> bool:

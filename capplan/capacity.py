@@ -14,7 +14,7 @@ MAX_USERS: Final = 10**9
 MAX_CONTEXT: Final = 10**9
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Overhead:
     """Memory beside weights and KV cache. `high_bytes` is what verdicts use; a given size has no band."""
 
@@ -35,7 +35,7 @@ class Overhead:
         ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Need:
     """What one GPU (one of `tp`) must hold, in bytes; `kv_bytes` is None where no architecture is known."""
 
@@ -63,7 +63,7 @@ class Need:
         return self.total_bytes - self.overhead.high_bytes + self.overhead.low_bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Verdict:
     """One GPU (or memory size) against the need.
 
@@ -101,7 +101,7 @@ class Verdict:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Paging:
     """KV memory that holds nothing: paged tail blocks beside contiguous pre-allocation.
 
@@ -131,7 +131,7 @@ class Paging:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Target:
     """A memory to fit into."""
 
@@ -142,7 +142,7 @@ class Target:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Demand:
     """What the users ask of the KV cache, and the arithmetic over it."""
 
@@ -262,9 +262,7 @@ class Demand:
         external = None
         if pool_bytes is not None:
             external = round(
-                memory.external_fragmentation_bytes(
-                    pool_bytes=pool_bytes, reservation_bytes=reserved_bytes
-                )
+                memory.external_fragmentation_bytes(pool_bytes=pool_bytes, reservation_bytes=reserved_bytes)
             )
         return Paging(
             block_size=self.block_size,

@@ -5,7 +5,6 @@ command opens only the files it needs.
 """
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -19,9 +18,8 @@ from capplan.specs import Architecture, Format, Gpu, MixRule, Model
 from capplan.units import GB, GIGA, MIB, TERA
 
 PROFILES: Final = Path(__file__).parent / "profiles"
+_SEPARATORS: Final = str.maketrans("-_./", "    ")
 KINDS: Final = ("gpus", "models", "formats", "architectures")
-_BETWEEN_DIGITS: Final = re.compile(r"(?<=\d)[-_./ ]+(?=\d)", re.ASCII)
-_SEPARATORS: Final = re.compile(r"[-_/ ]+|(?<!\d)\.+|\.+(?!\d)", re.ASCII)
 _FLOP_KEYS: Final = {
     "fp32_tflops": "fp32",
     "tf32_tflops": "tf32",
@@ -41,7 +39,11 @@ def normalised(name: str) -> str:
 
     Between two digits a separator counts (1.3b is not 13b); elsewhere it does not (RTX 4090 is RTX4090).
     """
-    return _SEPARATORS.sub("", _BETWEEN_DIGITS.sub(".", name.lower()))
+    words = name.lower().translate(_SEPARATORS).split()
+    made = words[0] if words else ""
+    for word in words[1:]:
+        made += f".{word}" if made[-1].isdigit() and word[0].isdigit() else word
+    return made
 
 
 def read_yaml(path: Path) -> Mapping[str, Any]:
@@ -49,7 +51,7 @@ def read_yaml(path: Path) -> Mapping[str, Any]:
     import yaml
 
     try:
-        data = yaml.load(path.read_bytes(), Loader=yaml.CSafeLoader)  # noqa: S506  # a safe loader
+        data = yaml.load(path.read_bytes(), Loader=yaml.CSafeLoader)  # a safe loader
     except yaml.YAMLError as error:
         raise InputError(
             f"broken YAML: {str(error).splitlines()[0]}", where=str(path), hint="mend the file"
@@ -82,9 +84,7 @@ def resolve(kind: str, name: str, noun: str) -> str:
     raise InputError(
         f"unknown {noun} {shown(name)}",
         where=f"--{noun}" if noun != "format" else "--precision",
-        hint=did_you_mean(
-            name, known_names(kind), f"`capplan list {kind}` shows what is known"
-        ),
+        hint=did_you_mean(name, known_names(kind), f"`capplan list {kind}` shows what is known"),
     )
 
 
@@ -109,9 +109,7 @@ def load_gpu(identity: str) -> Gpu:
     path = PROFILES / "gpus" / f"{identity}.yaml"
     keys = Keys(read_yaml(path), where=str(path))
     memory_mib = keys.optional_integer("memory_driver_mib")
-    flop = {
-        name: (keys.number(key) or 0) * TERA for key, name in _FLOP_KEYS.items() if key in keys.data
-    }
+    flop = {name: (keys.number(key) or 0) * TERA for key, name in _FLOP_KEYS.items() if key in keys.data}
 
     def scaled(key: str, factor: float) -> float | None:
         value = keys.number(key)

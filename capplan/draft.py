@@ -67,9 +67,7 @@ def _own_layers(model: Model, precision: Format | None, *, kv_bits: float, tp: i
     count = sum(_layers(tower) for tower in towers)
     # Published MTP layers are built like the decoder's last layer that attends.
     last = max(attending, key=lambda group: group.indices[-1])
-    alike = replace(
-        model, groups=(LayerGroup(layer=last.layer, indices=tuple(range(count)), prefix="mtp"),)
-    )
+    alike = replace(model, groups=(LayerGroup(layer=last.layer, indices=tuple(range(count)), prefix="mtp"),))
     return Draft(
         name=towers[0].name,
         weights_bytes=sum(math.ceil(sizes[tower.name] * _share(tower, tp)) for tower in towers),

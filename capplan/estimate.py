@@ -5,7 +5,7 @@ weights (weights.py) and caches (kv.py) of the model.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from capplan import catalog, model_source
 from capplan.capacity import (
@@ -18,16 +18,17 @@ from capplan.capacity import (
     Target,
     Verdict,
 )
-from capplan.draft import combined
 from capplan.errors import InputError
 from capplan.formulas import memory
 from capplan.kv import KvLayout, kv_layout
 from capplan.parts import parts_of
-from capplan.remedies import Remedy, find_remedies
 from capplan.specs import Format, Model
 from capplan.targets import targets_of
 from capplan.units import GB, GIB
 from capplan.weights import WeightBudget, check_split, weight_budget
+
+if TYPE_CHECKING:
+    from capplan.remedies import Remedy
 
 DEFAULT_USERS: Final = 16
 DEFAULT_CONTEXT: Final = 4096
@@ -59,7 +60,7 @@ class VramQuestion:
     online: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class VramEstimate:
     """The answer of `capplan vram`. Sizes are bytes; `need` and `verdicts` are per GPU."""
 
@@ -84,7 +85,7 @@ class VramEstimate:
     verdicts: tuple[Verdict, ...]
     named: bool
     paging: Paging | None
-    remedies: tuple[Remedy, ...] = ()
+    remedies: "tuple[Remedy, ...]" = ()
     notes: tuple[str, ...] = ()
     lesson: dict[str, Any] | None = None
 
@@ -187,12 +188,9 @@ class VramEstimate:
             "formats": list(self.weights.formats) if self.weights else [],
             "bits_per_parameter": round(self.bits_per_parameter, 6),
             "stored": self._stored_dict(),
-            "headline_bytes": round(
-                memory.weight_bytes(parameters=self.parameters, bits=headline)
-            ),
+            "headline_bytes": round(memory.weight_bytes(parameters=self.parameters, bits=headline)),
             "roles": [
-                {"role": part.role, "parameters": part.parameters, "bytes": part.bytes}
-                for part in roles
+                {"role": part.role, "parameters": part.parameters, "bytes": part.bytes} for part in roles
             ],
         }
 
@@ -268,6 +266,8 @@ def vram(model: str | None = None, **fields: Any) -> VramEstimate:
     question = VramQuestion(model=model, **fields)
     estimate = answer(question)
     if estimate.named and len(estimate.verdicts) == 1 and estimate.fits is not True:
+        from capplan.remedies import find_remedies
+
         estimate = replace(estimate, remedies=find_remedies(question, estimate, answer))
     return estimate
 
@@ -300,7 +300,11 @@ def answer(question: VramQuestion) -> VramEstimate:
     rank = whole if question.tp == 1 or kv_model is None else kv_layout(
         kv_model, kv_bits=bits, tp=question.tp
     )  # fmt: skip
-    both = rank if draft is None or rank is None else combined(rank, draft.layout)
+    both = rank
+    if draft is not None and rank is not None:
+        from capplan.draft import combined
+
+        both = combined(rank, draft.layout)
     demand = _demand(question, both, kv_model)
     need = demand.need(
         weights=rank_bytes,
@@ -369,9 +373,7 @@ def _check(question: VramQuestion) -> None:
             hint="give one of them: --model 8b, or --params 70b",
         )
     if question.kv_from is not None and question.params is None:
-        raise InputError(
-            "only goes with --params", where="--kv-from", hint="--model brings its own KV cache"
-        )
+        raise InputError("only goes with --params", where="--kv-from", hint="--model brings its own KV cache")
     if question.prefix_shared > question.context:
         raise InputError(
             f"{question.prefix_shared} shared tokens of {question.context}",
@@ -379,9 +381,7 @@ def _check(question: VramQuestion) -> None:
             hint="give at most the context",
         )
     if question.overhead_bytes is not None and not 0 <= question.overhead_bytes <= 1 << 50:
-        raise InputError(
-            f"{question.overhead_bytes} bytes", where="--overhead", hint="give 1.5GB or 15%"
-        )
+        raise InputError(f"{question.overhead_bytes} bytes", where="--overhead", hint="give 1.5GB or 15%")
     if question.overhead_fraction is not None and not 0 <= question.overhead_fraction <= 10:
         raise InputError(
             f"{question.overhead_fraction:.3g} times the weights",
@@ -427,9 +427,7 @@ def _weights(
         return whole, rank.bytes, whole.bytes, whole.parameters
     parameters = question.params or 0
     if not 1 <= parameters <= 10**15:
-        raise InputError(
-            f"{parameters} parameters", where="--params", hint="give a count such as 70b"
-        )
+        raise InputError(f"{parameters} parameters", where="--params", hint="give a count such as 70b")
     bits = stored.element_bits if stored is not None else 16
     size = round(memory.weight_bytes(parameters=parameters, bits=bits))
     return None, -(-size // question.tp), size, parameters
@@ -477,9 +475,7 @@ def _notes(
     return tuple(made)
 
 
-def _lesson(
-    question: VramQuestion, need: Need, targets: tuple[Target, ...]
-) -> dict[str, Any] | None:
+def _lesson(question: VramQuestion, need: Need, targets: tuple[Target, ...]) -> dict[str, Any] | None:
     """The lesson's own arithmetic: weights and overhead in GB, KV in GiB, added as one unit."""
     if question.params is None or need.kv_bytes is None or question.tp != 1:
         return None

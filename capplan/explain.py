@@ -89,9 +89,7 @@ def _weights(estimate: VramEstimate) -> Iterator[str]:
             yield f"  {part.role}: {part.parameters:,} at {each:.4g} bits each = {_size(part.bytes)}"
         yield f"weights, as stored: sum of the roles = {_size(estimate.weights_bytes)}"
     if estimate.question.tp > 1:
-        yield (
-            f"weights of one of {estimate.question.tp} GPUs = {_size(estimate.need.weights_bytes)}"
-        )
+        yield (f"weights of one of {estimate.question.tp} GPUs = {_size(estimate.need.weights_bytes)}")
 
 
 def _kv_cache(estimate: VramEstimate) -> Iterator[str]:
@@ -107,9 +105,7 @@ def _kv_cache(estimate: VramEstimate) -> Iterator[str]:
             states = group.state_bytes * users
             yield f"state: {group.state_bytes:,} B · {users:,} users = {_size(states)}"
             continue
-        kept = memory.kept_tokens(
-            context=question.context, window=group.window, stride=group.stride
-        )
+        kept = memory.kept_tokens(context=question.context, window=group.window, stride=group.stride)
         total = group.entry_bytes * kept * users
         yield (
             f"KV cache, {_name(group.kind, group.window, group.stride)}: {_plain(group.entry_bytes)} B"
@@ -120,9 +116,7 @@ def _kv_cache(estimate: VramEstimate) -> Iterator[str]:
         saved = before - (estimate.need.kv_bytes or 0)
         yield f"KV cache kept once, not {question.users:,} times, for the shared prefix: −{_size(saved)}"
     yield f"KV cache{_each(estimate)} = {_size(estimate.need.kv_bytes or 0)}"
-    yield (
-        f"tails of the last blocks of {question.block_size} tokens = {_size(estimate.need.tail_bytes)}"
-    )
+    yield (f"tails of the last blocks of {question.block_size} tokens = {_size(estimate.need.tail_bytes)}")
 
 
 def _entries(estimate: VramEstimate, model: Model, whole: KvLayout) -> Iterator[str]:

@@ -19,8 +19,7 @@ class FormatMatcher:
     def __init__(self, quantization: Quantization) -> None:
         self.keep = _Patterns(quantization.keep)
         self.rules = [
-            (_Patterns(patterns), stored, patterns == ("Linear",))
-            for patterns, stored in quantization.rules
+            (_Patterns(patterns), stored, patterns == ("Linear",)) for patterns, stored in quantization.rules
         ]
 
     def find(self, path: str) -> Format | None:
@@ -40,9 +39,7 @@ class _Patterns:
 
     def __init__(self, patterns: tuple[str, ...]) -> None:
         self.words = {p for p in patterns if "." not in p and "*" not in p and ":" not in p}
-        self.literals = {
-            _tail(p) for p in patterns if "." in p and "*" not in p and not p.startswith("re:")
-        }
+        self.literals = {_tail(p) for p in patterns if "." in p and "*" not in p and not p.startswith("re:")}
         self.regexes = [re.compile(p[3:]) for p in patterns if p.startswith("re:")]
         globs = [p for p in patterns if "*" in p and not p.startswith("re:")]
         bodies = [f"(?:{fnmatch.translate(_tail(p))})" for p in globs]

@@ -35,9 +35,7 @@ _ATTENTION_PATHS: Final = ("attn", "attention", "mixer")
 _KEPT_16: Final = "model.per_layer_model_projection"
 _SMALLER_BLOCKS: Final = {
     **dict.fromkeys(("Q2_K", "Q3_K", "TQ1_0", "TQ2_0"), "Q4_0"),
-    **dict.fromkeys(
-        ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS"), "IQ4_NL"
-    ),
+    **dict.fromkeys(("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS"), "IQ4_NL"),
     "Q4_K": "Q5_0",
     "Q5_K": "Q5_1",
     "Q6_K": "Q8_0",
@@ -106,9 +104,7 @@ def _category(tensor: Tensor, *, joined: bool) -> str:
     return found
 
 
-def _type(
-    tensor: Tensor, mix: Format, facts: _Facts, layer: int, number: int, attentions: int = 0
-) -> Format:
+def _type(tensor: Tensor, mix: Format, facts: _Facts, layer: int, number: int, attentions: int = 0) -> Format:
     if tensor.name == _KEPT_16:
         return GGML_FORMATS["F16"]
     embeds = tensor.role == "embedding" and tensor.name.startswith("model.embed_tokens")

@@ -33,9 +33,7 @@ def fetch_config(repo: str) -> Path:
     return Path(_asked(repo, lambda: hub.hf_hub_download(repo_id=repo, filename="config.json")))
 
 
-def fetch_checkpoint(
-    repo: str, quantization_config: Mapping[str, object] | None = None
-) -> Checkpoint | None:
+def fetch_checkpoint(repo: str, quantization_config: Mapping[str, object] | None = None) -> Checkpoint | None:
     """The tensors of the repository by its safetensors headers; None where it has no such files.
 
     Errors: as `fetch_config`, and InputError for headers that contradict themselves.

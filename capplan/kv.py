@@ -9,7 +9,7 @@ from capplan.formulas import memory
 from capplan.specs import Cache, CacheKind, Model
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CacheLayers:
     """The layers that keep the same kind of cache, on one rank.
 
@@ -25,7 +25,7 @@ class CacheLayers:
     stride: int = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KvLayout:
     """All caches of a model on one rank, for one KV dtype."""
 
@@ -49,8 +49,7 @@ class KvLayout:
     def sequence_bytes(self, tokens: int) -> float:
         """What a sequence of `tokens` tokens holds, without the tail of its last blocks."""
         kept = sum(
-            group.entry_bytes
-            * memory.kept_tokens(context=tokens, window=group.window, stride=group.stride)
+            group.entry_bytes * memory.kept_tokens(context=tokens, window=group.window, stride=group.stride)
             for group in self.groups
         )
         return kept + self.state_bytes
@@ -61,9 +60,7 @@ class KvLayout:
             group.entry_bytes
             * block_size
             * memory.kv_blocks(
-                tokens=memory.kept_tokens(
-                    context=tokens, window=group.window, stride=group.stride
-                ),
+                tokens=memory.kept_tokens(context=tokens, window=group.window, stride=group.stride),
                 block_size=block_size,
             )
             for group in self.groups

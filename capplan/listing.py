@@ -149,9 +149,7 @@ def show_model(model: Model, data: Any) -> dict[str, Any]:
 
 def _group_row(group: LayerGroup) -> dict[str, Any]:
     layer = group.layer
-    cache = ", ".join(
-        cache.kind + (f" {cache.window:,}" if cache.window else "") for cache in layer.caches()
-    )
+    cache = ", ".join(cache.kind + (f" {cache.window:,}" if cache.window else "") for cache in layer.caches())
     return {
         "layers": len(group.indices),
         "first": group.indices[0],

@@ -5,6 +5,7 @@ comes from the config (GGUF: from its own metadata). Where the two disagree, the
 `Model.assumptions` says so.
 """
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 CONFIG_NAME: Final = "config.json"
 # A count that differs by more than this is said; below, it is norms and biases named differently.
 TOLERANCE: Final = 0.01
-_HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,96}", re.ASCII)
-_SPLIT: Final = re.compile(r"-\d{5}-of-\d{5}$")
+_HUB_ID: Final = r"[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,96}"
+_SPLIT: Final = r"-\d{5}-of-\d{5}$"
 _SUFFIXES: Final = (".json", ".safetensors", ".gguf")
 
 
@@ -57,7 +58,7 @@ def load(name: str, *, online: bool = False) -> Model:
 
 def is_hub_id(name: str) -> bool:
     """Whether a name has the form of a repository on the Hugging Face Hub: owner/name."""
-    return _HUB_ID.fullmatch(name) is not None
+    return re.fullmatch(_HUB_ID, name, re.ASCII) is not None
 
 
 def model_path(name: str) -> Path | None:
@@ -66,9 +67,7 @@ def model_path(name: str) -> Path | None:
     A name is a path when it says so (./ ../ / ~, a known suffix) or when it is no catalog name and exists.
     """
     if "\0" in name or len(name) > 4096:
-        raise InputError(
-            f"{shown(name)} is no name or path", where="--model", hint="give a model or a file"
-        )
+        raise InputError(f"{shown(name)} is no name or path", where="--model", hint="give a model or a file")
     if name.startswith((".", "/", "~", "\\")) or name.endswith(_SUFFIXES):
         try:
             return Path(name).expanduser()
@@ -76,22 +75,18 @@ def model_path(name: str) -> Path | None:
             return Path(name)
     if catalog.normalised(name) in catalog.index("models"):
         return None
-    path = Path(name)
-    try:
-        return path if name.strip() and path.exists() else None
-    except OSError:  # longer than the system allows
-        return None
+    return Path(name) if name.strip() and os.path.exists(name) else None
 
 
 def load_path(path: Path) -> Model:
     """The model of a file or folder; see `load`."""
-    if path.is_dir():
+    if os.path.isdir(path):  # Path.is_dir raises on names the system refuses
         return _from_folder(path)
     if path.suffix == ".gguf":
         return _from_gguf(path)
     if path.suffix == ".safetensors" or path.name.endswith(".safetensors.index.json"):
         config = path.parent / CONFIG_NAME
-        if not config.exists():
+        if not os.path.exists(config):
             raise InputError(
                 "weights without their config.json: the architecture, and so the KV cache, is not known",
                 where=str(path),
@@ -106,7 +101,7 @@ def _from_folder(folder: Path) -> Model:
     names = _names(folder)
     if CONFIG_NAME not in names:
         ggufs = [name for name in names if name.endswith(".gguf")]
-        whole = [name for name in ggufs if not _SPLIT.search(name[:-5])]
+        whole = [name for name in ggufs if not re.search(_SPLIT, name[:-5])]
         firsts = [name for name in ggufs if name.endswith(".gguf") and "-00001-of-" in name]
         if len(whole) + len(firsts) == 1:
             return _from_gguf(folder / (whole + firsts)[0])
@@ -175,7 +170,7 @@ def _from_gguf(path: Path) -> Model:
 
     checkpoint = read_gguf(path)
     config, notes = config_of(gguf_architecture(checkpoint), checkpoint)
-    model = _read(config, where=str(path), name=_SPLIT.sub("", path.stem))
+    model = _read(config, where=str(path), name=re.sub(_SPLIT, "", path.stem))
     return with_checkpoint(replace(model, assumptions=(*model.assumptions, *notes)), checkpoint)
 
 

@@ -1,24 +1,26 @@
 """What is loaded beside the decoder: vision and audio towers, LoRA slots, a draft model."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from capplan.adapters import adapter_size, slot_rank, slots_bytes
-from capplan.draft import OWN_LAYERS, Draft, draft_of
 from capplan.errors import InputError
-from capplan.readers.lora import read_adapter
 from capplan.specs import Format, Model
 from capplan.units import format_bytes
 from capplan.weights import tower_bytes
 
+# Adapters and drafts are imported where one is asked for: most questions have neither.
+if TYPE_CHECKING:
+    from capplan.draft import Draft
+
 MAX_SLOTS = 1024
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Parts:
     """Bytes of each part on one rank, by name, the draft model if there is one, and what to say of them."""
 
     sizes: dict[str, int]
-    draft: Draft | None = None
+    draft: "Draft | None" = None
     notes: tuple[str, ...] = ()
 
 
@@ -60,15 +62,15 @@ def parts_of(
         notes += said
     if draft_model is None:
         return Parts(sizes=sizes, notes=tuple(notes))
+    from capplan.draft import draft_of
+
     draft = draft_of(draft_model, model, precision, kv_bits=kv_bits, tp=tp, online=online)
     sizes[f"draft: {draft.name}"] = draft.weights_bytes
     notes += draft.notes
     return Parts(sizes=sizes, draft=draft, notes=tuple(notes))
 
 
-def _towers(
-    model: Model, precision: Format | None, *, speculates: bool
-) -> tuple[dict[str, int], list[str]]:
+def _towers(model: Model, precision: Format | None, *, speculates: bool) -> tuple[dict[str, int], list[str]]:
     """Towers with their bytes; MTP layers load only for speculative decoding."""
     sizes = tower_bytes(model, precision)
     notes = []
@@ -77,8 +79,7 @@ def _towers(
             del sizes[tower.name]
             if not speculates:
                 notes.append(
-                    f"{tower.name} not counted: they load only for speculative decoding "
-                    f"(--draft-model {OWN_LAYERS})"
+                    f"{tower.name} not counted: they load only for speculative decoding (--draft-model mtp)"
                 )
         elif not sizes[tower.name]:
             del sizes[tower.name]
@@ -89,6 +90,9 @@ def _towers(
 
 
 def _slots(model: Model, lora: tuple[str, ...], slots: int, tp: int) -> tuple[int, list[str]]:
+    from capplan.adapters import adapter_size, slot_rank, slots_bytes
+    from capplan.readers.lora import read_adapter
+
     adapters = [read_adapter(text) for text in lora]
     rank = max(adapter.max_rank for adapter in adapters)
     size = slots_bytes(model, rank=rank, slots=slots, tp=tp)

@@ -82,9 +82,7 @@ def find_remedies(
 def _fewest_gpus(found: list[Remedy]) -> tuple[Remedy, ...]:
     """Of several tensor-parallel degrees that fit, only the smallest is advice."""
     first_tp = next((remedy for remedy in found if remedy.flag.startswith("--tp")), None)
-    return tuple(
-        remedy for remedy in found if not remedy.flag.startswith("--tp") or remedy is first_tp
-    )
+    return tuple(remedy for remedy in found if not remedy.flag.startswith("--tp") or remedy is first_tp)
 
 
 def _tried(
@@ -123,9 +121,7 @@ def _cards(estimate: "VramEstimate") -> list[Remedy]:
         (
             gpu
             for gpu in gpus
-            if gpu.usable_bytes >= total
-            and gpu.memory_reading == "observed"
-            and vendor in (None, gpu.vendor)
+            if gpu.usable_bytes >= total and gpu.memory_reading == "observed" and vendor in (None, gpu.vendor)
         ),
         key=lambda gpu: (gpu.usable_bytes, gpu.id),
     )

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from capplan.capacity import Verdict
+    from capplan.capacity import Paging, Verdict
     from capplan.estimate import VramEstimate
     from capplan.topics import Topic
 
@@ -89,8 +89,7 @@ def vram_rows(estimate: "VramEstimate") -> list[dict[str, Any]]:
 def vram_markdown(estimate: "VramEstimate") -> str:
     """The budget and the verdicts as two Markdown tables."""
     budget = [
-        {"part": name, "GiB": f"{size / GIB:,.2f}", "how": how}
-        for name, size, how in budget_lines(estimate)
+        {"part": name, "GiB": f"{size / GIB:,.2f}", "how": how} for name, size, how in budget_lines(estimate)
     ]
     verdicts = [
         dict(zip(_verdict_head(estimate), cells, strict=True))
@@ -122,7 +121,8 @@ def vram_title(estimate: "VramEstimate") -> str:
 def vram_workload(estimate: "VramEstimate") -> str:
     """Users, context, GPUs."""
     question = estimate.question
-    text = f"{question.users:,} users × {question.context:,} tokens"
+    noun = "user" if question.users == 1 else "users"
+    text = f"{question.users:,} {noun} × {question.context:,} tokens"
     if question.prefix_shared:
         text += f", {question.prefix_shared:,} of them shared"
     text += " (worst case: every user holds a full context)"
@@ -166,9 +166,8 @@ def _weights_how(estimate: "VramEstimate") -> str:
     if not budget.formats:
         stored = estimate.precision.name if estimate.precision else "16-bit"
         return stored.split(",")[0]
-    return (
-        f"{estimate.bits_per_parameter:.2f} bits a parameter with scales; "
-        + "; ".join(name.split(",")[0] for name in budget.formats[:2])
+    return f"{estimate.bits_per_parameter:.2f} bits a parameter with scales; " + "; ".join(
+        name.split(",")[0] for name in budget.formats[:2]
     )
 
 
@@ -191,23 +190,23 @@ def _kv_how(estimate: "VramEstimate") -> str:
 def closing_lines(estimate: "VramEstimate") -> list[str]:
     """Paging, remedies, notes: one line each."""
     made: list[str] = []
-    paging = estimate.paging
-    if paging is not None and estimate.named:
-        made.append(
-            f"paging wastes {format_gib(paging.tail_bytes)} ({paging.tail_fraction:.1%}) in tail blocks; "
-            f"contiguous pre-allocation of {paging.reserved_tokens:,} tokens a user would leave "
-            f"{format_gib(paging.reserved_unused_bytes)} ({paging.reserved_unused_fraction:.0%}) "
-            "reserved and unused"
-            + (
-                f", {format_gib(paging.external_bytes)} free but too small"
-                if paging.external_bytes
-                else ""
-            )
-        )
     if estimate.lesson is not None:
         made.append(_lesson_line(estimate.lesson))
+    if estimate.paging is not None and estimate.named:
+        made.append(_paging_line(estimate.paging))
     made += [verdict.note for verdict in estimate.verdicts if verdict.note]
     return made + list(estimate.notes)
+
+
+def _paging_line(paging: "Paging") -> str:
+    text = (
+        f"KV waste when paged: tail blocks {format_gib(paging.tail_bytes)} ({paging.tail_fraction:.1%}); "
+        f"pre-allocated contiguously to {paging.reserved_tokens:,} tokens a user: reserved-unused "
+        f"{format_gib(paging.reserved_unused_bytes)} ({paging.reserved_unused_fraction:.0%})"
+    )
+    if paging.external_bytes:
+        text += f", external (free but too small) {format_gib(paging.external_bytes)}"
+    return text
 
 
 def _lesson_line(lesson: dict[str, Any]) -> str:
@@ -308,9 +307,7 @@ def _verdict_table(estimate: "VramEstimate") -> "RenderableType":
         )
     for verdict in estimate.verdicts:
         cells = _verdict_cells(estimate, verdict)
-        table.add_row(
-            f"  {cells[0]}", cells[1], Text(cells[2], style=_FITS[verdict.fits][1]), *cells[3:]
-        )
+        table.add_row(f"  {cells[0]}", cells[1], Text(cells[2], style=_FITS[verdict.fits][1]), *cells[3:])
     return table
 
 
@@ -429,9 +426,7 @@ def rows_view(rows: Sequence[Mapping[str, Any]]) -> list["RenderableType"]:
     keys = [key for key in (rows[0] if rows else {}) if any(row[key] is not None for row in rows)]
     for key in keys:
         numeric = all(isinstance(row[key], int | float | None) for row in rows)
-        table.add_column(
-            key.replace("_", " "), justify="right" if numeric else "left", overflow="fold"
-        )
+        table.add_column(key.replace("_", " "), justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*(_human(key, row[key]) for key in keys))
     return [table]

@@ -26,9 +26,7 @@ Role = Literal[
     "other",
 ]
 
-BESIDE_THE_DECODER: Final[frozenset[Role]] = frozenset(
-    ("vision", "audio", "encoder", "projector", "mtp")
-)
+BESIDE_THE_DECODER: Final[frozenset[Role]] = frozenset(("vision", "audio", "encoder", "projector", "mtp"))
 """Roles of the parts beside the decoder."""
 
 CacheKind = Literal["full", "sliding", "chunked", "mla", "indexer", "compressed", "state", "cross"]
@@ -216,7 +214,7 @@ class Tower:
         return sum(tensor.parameters for tensor in self.tensors)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StoredWeights:
     """What a checkpoint's files hold, read from their headers; sizes in bytes.
 
@@ -238,14 +236,10 @@ class StoredWeights:
     @property
     def decoder_parameters(self) -> int:
         """Parameters of the decoder: nothing of towers, encoder or MTP layers."""
-        return sum(
-            count
-            for role, count in self.parameters_by_role.items()
-            if role not in BESIDE_THE_DECODER
-        )
+        return sum(count for role, count in self.parameters_by_role.items() if role not in BESIDE_THE_DECODER)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Model:
     """A model architecture as its publisher's files describe it.
 
@@ -285,7 +279,7 @@ class Model:
         return inside + sum(tensor.parameters for tensor in self.outside)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Gpu:
     """Facts of one accelerator. Peaks are dense."""
 
@@ -323,7 +317,7 @@ class Gpu:
         return self.memory_driver_bytes or self.memory_bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Architecture:
     """What a config.json does not say and its model class does (profiles/architectures).
 
@@ -397,7 +391,7 @@ class Architecture:
     read_on: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Price:
     """A dated hourly price of one GPU."""
 

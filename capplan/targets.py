@@ -6,28 +6,23 @@ from capplan import catalog
 from capplan.capacity import Target
 from capplan.errors import InputError
 from capplan.specs import Gpu
-from capplan.units import GB
+from capplan.units import GB, GIB
 
 FIT_TABLE_GB: Final = (24, 40, 48, 80, 141, 192)
 
 
-def targets_of(
-    names: tuple[str, ...], memory_bytes: int | None
-) -> tuple[tuple[Target, ...], bool]:
+def targets_of(names: tuple[str, ...], memory_bytes: int | None) -> tuple[tuple[Target, ...], bool]:
     """What to fit into, and whether the user named it: GPUs, one size of memory, or the common sizes.
 
     Raises InputError for an unknown GPU, or a GPU and a size.
     """
     if names and memory_bytes is not None:
-        raise InputError(
-            "both a GPU and a memory size", where="--gpu, --gpu-memory", hint="give one of them"
-        )
+        raise InputError("both a GPU and a memory size", where="--gpu, --gpu-memory", hint="give one of them")
     if memory_bytes is not None:
         if not 1 <= memory_bytes <= 1 << 50:
-            raise InputError(
-                f"{memory_bytes} bytes", where="--gpu-memory", hint="give a size such as 24GB"
-            )
-        label = f"{memory_bytes / GB:.6g} GB of memory"
+            raise InputError(f"{memory_bytes} bytes", where="--gpu-memory", hint="give a size such as 24GB")
+        in_gb = memory_bytes % (GB // 100) == 0
+        label = f"{memory_bytes / GB:g} GB" if in_gb else f"{memory_bytes / GIB:.5g} GiB"
         return (Target(name=label, gpu_id=None, usable_bytes=memory_bytes, reading="given"),), True
     if any(name.lower() == "all" for name in names):
         gpus = [catalog.load_gpu(identity) for identity in catalog.ids("gpus")]
@@ -55,6 +50,4 @@ def target_of(gpu: Gpu, asked: str | None = None) -> Target:
         said = ambiguous.get(catalog.normalised(asked))
         if said:
             note = f"{asked} is ambiguous ({said}): {gpu.id}"
-    return Target(
-        name=gpu.name, gpu_id=gpu.id, usable_bytes=gpu.usable_bytes, reading=reading, note=note
-    )
+    return Target(name=gpu.name, gpu_id=gpu.id, usable_bytes=gpu.usable_bytes, reading=reading, note=note)

@@ -30,7 +30,7 @@ _SIZE_FACTORS = {
 }
 _COUNT_FACTORS = {"": 1, "k": 10**3, "m": 10**6, "b": GIGA, "t": TERA}
 # Plain decimal only: "1e3" stays an error, since YAML and shells disagree on what it is.
-_NUMBER = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*([A-Za-z]*)", re.ASCII)
+_NUMBER = r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*([A-Za-z]*)"
 
 
 def parse_size_bytes(text: str) -> int | None:
@@ -38,7 +38,7 @@ def parse_size_bytes(text: str) -> int | None:
 
     A bare number has no unit: 24 could be GB or GiB, 7 % apart, so it is refused.
     """
-    match = _NUMBER.fullmatch(text.strip())
+    match = re.fullmatch(_NUMBER, text.strip(), re.ASCII)
     if match is None or not match.group(2):
         return None
     factor = _SIZE_FACTORS.get(match.group(2).lower())
@@ -47,7 +47,7 @@ def parse_size_bytes(text: str) -> int | None:
 
 def parse_count(text: str) -> int | None:
     """Count of "70b", "8.03B", "500m", "1.1t" or a plain integer; None when it is none of these."""
-    match = _NUMBER.fullmatch(text.strip())
+    match = re.fullmatch(_NUMBER, text.strip(), re.ASCII)
     if match is None:
         return None
     factor = _COUNT_FACTORS.get(match.group(2).lower())

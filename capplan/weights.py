@@ -5,9 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from capplan.errors import InputError
-from capplan.format_matcher import FormatMatcher
 from capplan.formulas import memory
-from capplan.gguf_mix import mix_tensors
 from capplan.specs import (
     BESIDE_THE_DECODER,
     Format,
@@ -21,7 +19,7 @@ from capplan.specs import (
 PLAIN_16 = Format(id="16-bit", name="16-bit", element_bits=16, effective_bits=16)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RoleWeights:
     """Parameters and stored bytes of one role."""
 
@@ -30,7 +28,7 @@ class RoleWeights:
     bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WeightBudget:
     """Stored weights of one rank (the whole model at tp 1), by role and in all."""
 
@@ -40,9 +38,7 @@ class WeightBudget:
     formats: tuple[str, ...]
 
 
-def model_tensors(
-    model: Model, *, by_path: bool | None = None
-) -> Iterator[tuple[str, Tensor, int]]:
+def model_tensors(model: Model, *, by_path: bool | None = None) -> Iterator[tuple[str, Tensor, int]]:
     """Every decoder tensor with its module path and how many layers have it.
 
     Layers are walked one by one where `by_path` says so; by itself only for a checkpoint whose formats go
@@ -100,9 +96,7 @@ def stored_bytes(tensor: Tensor, stored: Format | None, *, kept_bits: int, tp: i
         "tensor": 1,
     }[stored.group_shape]
     one = memory.weight_bytes(parameters=elements, bits=stored.element_bits)
-    one += memory.group_scales_bytes(
-        groups=groups, scale_bits=stored.scale_bits, zero_bits=stored.zero_bits
-    )
+    one += memory.group_scales_bytes(groups=groups, scale_bits=stored.scale_bits, zero_bits=stored.zero_bits)
     return (round(one) + stored.extra_bytes_per_tensor) * tensor.copies
 
 
@@ -126,21 +120,23 @@ def weight_budget(model: Model, precision: Format | None, *, tp: int = 1) -> Wei
             used[stored.name] = None
         size = stored_bytes(tensor, stored, kept_bits=kept, tp=tp) * layers
         bytes_by_role[tensor.role] = bytes_by_role.get(tensor.role, 0) + size
-        parameters_by_role[tensor.role] = (
-            parameters_by_role.get(tensor.role, 0) + tensor.parameters * layers
-        )
+        parameters_by_role[tensor.role] = parameters_by_role.get(tensor.role, 0) + tensor.parameters * layers
     return _budget(bytes_by_role, parameters_by_role, tuple(used))
 
 
-def _formats(
-    model: Model, precision: Format | None
-) -> Iterator[tuple[Tensor, Format | None, int]]:
+def _formats(model: Model, precision: Format | None) -> Iterator[tuple[Tensor, Format | None, int]]:
     """Every decoder tensor, the format it has (None: kept at 16 bits), and how many layers have it so."""
     if precision is not None and precision.rules:
+        from capplan.gguf_mix import mix_tensors  # llama.cpp's mixes only
+
         yield from mix_tensors(model, precision)
         return
     quantization = model.quantization if precision is None else None
-    matcher = None if quantization is None else FormatMatcher(quantization)
+    matcher = None
+    if quantization is not None:
+        from capplan.format_matcher import FormatMatcher  # a checkpoint's own formats only
+
+        matcher = FormatMatcher(quantization)
     for path, tensor, layers in model_tensors(model, by_path=matcher is not None):
         if precision is not None:
             yield tensor, _chosen(tensor, precision), layers
@@ -148,13 +144,10 @@ def _formats(
             yield tensor, matcher.find(path) if matcher and tensor.linear else None, layers
 
 
-def _budget(
-    sizes: Mapping[Role, int], counts: Mapping[Role, int], formats: tuple[str, ...]
-) -> WeightBudget:
+def _budget(sizes: Mapping[Role, int], counts: Mapping[Role, int], formats: tuple[str, ...]) -> WeightBudget:
     return WeightBudget(
         roles=tuple(
-            RoleWeights(role=role, parameters=counts.get(role, 0), bytes=size)
-            for role, size in sizes.items()
+            RoleWeights(role=role, parameters=counts.get(role, 0), bytes=size) for role, size in sizes.items()
         ),
         bytes=sum(sizes.values()),
         parameters=sum(counts.values()),
@@ -215,6 +208,8 @@ def _planned_bytes(model: Model, tower: Tower) -> int:
     """A part's bytes without its files: at the model's dtype; MTP layers in the checkpoint's formats."""
     if tower.role != "mtp" or model.quantization is None:
         return tower.parameters * model.dtype_bits // 8
+    from capplan.format_matcher import FormatMatcher
+
     matcher = FormatMatcher(model.quantization)
     # They follow the decoder's last layer, under the same paths.
     prefix = f"{model.groups[-1].prefix}.{model.layers}"

@@ -129,8 +129,7 @@ def write_token(
     for sequence, position in enumerate(positions.tolist()):
         if not 0 <= position < capacity:
             raise ValueError(
-                f"positions[{sequence}] is {position}; "
-                f"block_table has room for positions 0 to {capacity - 1}"
+                f"positions[{sequence}] is {position}; block_table has room for positions 0 to {capacity - 1}"
             )
         _check_blocks(block_table, sequence, position // block_size, 1, num_blocks)
     columns = (positions // block_size).long()
@@ -209,9 +208,7 @@ def _check_like(name: str, tensor: Tensor, cache: Tensor, shape: tuple[int, ...]
     if tuple(tensor.shape) != shape:
         raise ValueError(f"{name}: expected shape {list(shape)}, got {_shape(tensor)}")
     if tensor.dtype != cache.dtype:
-        raise ValueError(
-            f"{name}: expected the dtype of key_cache, {cache.dtype}, got {tensor.dtype}"
-        )
+        raise ValueError(f"{name}: expected the dtype of key_cache, {cache.dtype}, got {tensor.dtype}")
     _check_device(name, tensor, cache)
 
 
@@ -235,9 +232,7 @@ def _check_batch(name: str, tensor: Tensor, batch: int) -> None:
         raise ValueError(f"{name}: expected {batch} sequences, got shape {_shape(tensor)}")
 
 
-def _check_blocks(
-    block_table: Tensor, sequence: int, column: int, count: int, num_blocks: int
-) -> None:
+def _check_blocks(block_table: Tensor, sequence: int, column: int, count: int, num_blocks: int) -> None:
     for offset, block in enumerate(block_table[sequence, column : column + count].tolist()):
         if not 0 <= block < num_blocks:
             raise ValueError(

@@ -43,9 +43,7 @@ class Int4Weight:
         import torch
 
         if self.packed.ndim != 2 or 0 in self.packed.shape:
-            raise ValueError(
-                f"packed: expected [n, k / 8], none of them 0, got {_shape(self.packed)}"
-            )
+            raise ValueError(f"packed: expected [n, k / 8], none of them 0, got {_shape(self.packed)}")
         if self.packed.dtype != torch.int32:
             raise ValueError(f"packed: expected int32, got {self.packed.dtype}")
         _check_float("scales", self.scales)
@@ -66,8 +64,7 @@ class Int4Weight:
             return
         if self.zeros.shape != self.scales.shape:
             raise ValueError(
-                f"zeros: expected the shape of scales, {_shape(self.scales)}, "
-                f"got {_shape(self.zeros)}"
+                f"zeros: expected the shape of scales, {_shape(self.scales)}, got {_shape(self.zeros)}"
             )
         if self.zeros.dtype != torch.uint8 or int(self.zeros.max()) > NIBBLE_MAX:
             raise ValueError(
@@ -109,13 +106,11 @@ def pack_int4(nibbles: Tensor) -> Tensor:
         raise ValueError(f"nibbles: expected an integer dtype, got {nibbles.dtype}")
     if nibbles.ndim < 1 or nibbles.shape[-1] % NIBBLES_PER_WORD:
         raise ValueError(
-            f"nibbles: expected [..., k] with k a multiple of {NIBBLES_PER_WORD}, "
-            f"got {_shape(nibbles)}"
+            f"nibbles: expected [..., k] with k a multiple of {NIBBLES_PER_WORD}, got {_shape(nibbles)}"
         )
     if nibbles.numel() and (int(nibbles.min()) < 0 or int(nibbles.max()) > NIBBLE_MAX):
         raise ValueError(
-            f"nibbles: expected values from 0 to {NIBBLE_MAX}, "
-            f"got {nibbles.min()} to {nibbles.max()}"
+            f"nibbles: expected values from 0 to {NIBBLE_MAX}, got {nibbles.min()} to {nibbles.max()}"
         )
     words_shape = (*nibbles.shape[:-1], nibbles.shape[-1] // NIBBLES_PER_WORD)
     lanes = nibbles.to(torch.int32).reshape(*words_shape, NIBBLES_PER_WORD)
@@ -134,8 +129,7 @@ def unpack_int4(packed: Tensor) -> Tensor:
 
     if packed.dtype != torch.int32 or packed.ndim < 1:
         raise ValueError(
-            f"packed: expected int32 [..., k / {NIBBLES_PER_WORD}], "
-            f"got {packed.dtype} {_shape(packed)}"
+            f"packed: expected int32 [..., k / {NIBBLES_PER_WORD}], got {packed.dtype} {_shape(packed)}"
         )
     shifts = torch.arange(0, 4 * NIBBLES_PER_WORD, 4, dtype=torch.int32, device=packed.device)
     # The shift of a negative word brings in ones; the mask drops them.
@@ -176,13 +170,9 @@ def quantize_int4(
     if weight.ndim != 2 or 0 in weight.shape:
         raise ValueError(f"weight: expected [n, k], none of them 0, got {_shape(weight)}")
     if group_size < 1 or group_size % NIBBLES_PER_WORD:
-        raise ValueError(
-            f"group_size: expected a positive multiple of {NIBBLES_PER_WORD}, got {group_size}"
-        )
+        raise ValueError(f"group_size: expected a positive multiple of {NIBBLES_PER_WORD}, got {group_size}")
     if weight.shape[1] % group_size:
-        raise ValueError(
-            f"weight: {weight.shape[1]} inputs are not a multiple of group_size {group_size}"
-        )
+        raise ValueError(f"weight: {weight.shape[1]} inputs are not a multiple of group_size {group_size}")
     if not torch.isfinite(weight).all():
         raise ValueError("weight: holds a value that is not finite")
 

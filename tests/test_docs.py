@@ -67,9 +67,7 @@ def test_every_command_is_documented() -> None:
 
 def test_every_option_of_vram_is_documented() -> None:
     source = ast.parse((ROOT / "capplan/cli/vram.py").read_text())
-    function = next(
-        node for node in source.body if isinstance(node, ast.FunctionDef) and node.name == "vram"
-    )
+    function = next(node for node in source.body if isinstance(node, ast.FunctionDef) and node.name == "vram")
     text = README.read_text()
     for argument in function.args.args:
         assert f"--{argument.arg.replace('_', '-')}" in text, argument.arg

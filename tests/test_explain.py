@@ -100,11 +100,7 @@ def test_a_topic_is_found_by_id_and_alias(topic: Topic) -> None:
 
 
 def test_no_name_means_two_topics() -> None:
-    names = [
-        re.sub("[-_ ]", "", name.lower())
-        for topic in topics()
-        for name in (topic.id, *topic.aliases)
-    ]
+    names = [re.sub("[-_ ]", "", name.lower()) for topic in topics() for name in (topic.id, *topic.aliases)]
     assert len(names) == len(set(names))
 
 
@@ -205,9 +201,7 @@ def test_the_arithmetic_of_the_lines_holds(question: dict[str, Any]) -> None:
     for line in lines:
         if " · " in line and " = " in line and "KV per entry" not in line and "P ·" not in line:
             left, _, right = line.partition(": ")[2].rpartition(" = ")
-            product = math.prod(
-                float(re.sub(r"[^0-9.]", "", factor)) for factor in left.split(" · ")
-            )
+            product = math.prod(float(re.sub(r"[^0-9.]", "", factor)) for factor in left.split(" · "))
             assert product == pytest.approx(float(right.split(" B")[0].replace(",", "")), abs=1)
             checked += 1
         if "headroom = " in line:
@@ -243,16 +237,9 @@ def test_the_studio_line_by_line() -> None:
     assert lines[0] == (
         "weights, headline at 4 bits: P · B / 8 = 8,000,000,000 · 4 / 8 = 4,000,000,000 B (3.73 GiB)"
     )
-    assert (
-        "KV per entry, full: 32 layers · (8 heads · (128 + 128) · 16 bits / 8) = 131,072 B" in lines
-    )
-    assert (
-        "KV cache, full: 131,072 B · 4,096 entries · 16 users = 8,589,934,592 B (8.00 GiB)" in lines
-    )
-    assert (
-        "total: 4,000,000,000 + 8,589,934,592 + 0 + 1,500,000,000 = 14,089,934,592 B (13.12 GiB)"
-        in lines
-    )
+    assert "KV per entry, full: 32 layers · (8 heads · (128 + 128) · 16 bits / 8) = 131,072 B" in lines
+    assert "KV cache, full: 131,072 B · 4,096 entries · 16 users = 8,589,934,592 B (8.00 GiB)" in lines
+    assert "total: 4,000,000,000 + 8,589,934,592 + 0 + 1,500,000,000 = 14,089,934,592 B (13.12 GiB)" in lines
     assert lines[-2].endswith("536,870,912 B in blocks: 34")
 
 

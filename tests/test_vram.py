@@ -219,9 +219,7 @@ def test_text_and_json_agree(capsys: pytest.CaptureFixture[str]) -> None:
         (("--model", "nothing"), 2),
     ],
 )
-def test_exit_codes(
-    arguments: tuple[str, ...], code: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_exit_codes(arguments: tuple[str, ...], code: int, capsys: pytest.CaptureFixture[str]) -> None:
     assert answer_of(capsys, *arguments)[0] == code
 
 
@@ -285,9 +283,7 @@ def test_bad_input_is_three_lines_and_exit_2(
     ("typed", "meant"),
     [("lama-3.1-8b", "llama-3.1-8b"), ("mixtral-8x7", "mixtral-8x7b"), ("gema-2-9b", "gemma-2-9b")],
 )
-def test_unknown_model_names_the_nearest(
-    typed: str, meant: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unknown_model_names_the_nearest(typed: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert meant in answer_of(capsys, "--model", typed)[2]
 
 
@@ -311,9 +307,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("text", BROKEN.values(), ids=list(BROKEN))
-def test_broken_config_is_three_lines(
-    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_broken_config_is_three_lines(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "config.json"
     path.write_text(text)
     code, out, err = answer_of(capsys, "--model", str(path))
@@ -375,9 +369,7 @@ def _numbers(node: Any) -> list[float]:
 def test_capacities_are_consistent(
     users: int, context: int, block_size: int, memory: int, model: str
 ) -> None:
-    estimate = vram(
-        model, users=users, context=context, block_size=block_size, gpu_memory_bytes=memory
-    )
+    estimate = vram(model, users=users, context=context, block_size=block_size, gpu_memory_bytes=memory)
     verdict = estimate.verdicts[0]
     assert verdict.max_users is not None
     assert verdict.max_context is not None

@@ -1,11 +1,13 @@
 """Command line: parse, call, render."""
 
 import sys
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
+from capplan import __version__
 from capplan.cli.explain import explain
+from capplan.cli.output import write
 from capplan.cli.show import list_things, show
 from capplan.cli.vram import vram
 from capplan.errors import CapplanError, ExitStatus, InputError, did_you_mean
@@ -17,11 +19,19 @@ app = typer.Typer(
     name="capplan",
     help="GPU capacity planning and cost of LLM serving, on numbers that say where they come from.",
     add_completion=False,
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+@app.callback()
+def options(version: Annotated[bool, typer.Option("--version", help="The version.")] = False) -> None:
+    if version:
+        write(f"capplan {__version__}\n")
+        raise typer.Exit
+
+
 app.command()(vram)
 app.command(name="list")(list_things)
 app.command()(show)
@@ -36,7 +46,7 @@ def main() -> None:
 def run(arguments: list[str]) -> int:
     """Run one command line and return its exit code."""
     try:
-        result = app(args=arguments, prog_name="capplan", standalone_mode=False)
+        result = app(args=arguments or ["--help"], prog_name="capplan", standalone_mode=False)
     except CapplanError as error:
         print(error, file=sys.stderr)
         return int(error.exit_status)
@@ -68,6 +78,8 @@ def _usage_error(error: Any) -> InputError:
     message = error.format_message().rstrip(".")
     if name is None and message.startswith("No such command"):
         name = message.split("'")[1]
+    if "valid integer" in message or "valid number" in message:
+        hint = "write a plain number: 1000, not 1e3 or 1k"
     if name is not None:
         hint = did_you_mean(name, known, hint)
     return InputError(message, where=command, hint=hint)

@@ -80,9 +80,7 @@ def _count(text: str | None) -> int | None:
         return None
     value = parse_count(text)
     if value is None or value < 1:
-        raise InputError(
-            f"{text!r} is no parameter count", where="--params", hint="write 70b, 8.03b or 500m"
-        )
+        raise InputError(f"{text!r} is no parameter count", where="--params", hint="write 70b, 8.03b or 500m")
     return value
 
 
@@ -99,9 +97,7 @@ def _size(text: str, option: str) -> int:
 
 def _memory(text: str | None, gib: float | None) -> int | None:
     if text is not None and gib is not None:
-        raise InputError(
-            "memory given twice", where="--gpu-memory, --gpu-memory-gib", hint="give one"
-        )
+        raise InputError("memory given twice", where="--gpu-memory, --gpu-memory-gib", hint="give one")
     if gib is not None:
         if not 0 < gib <= 1 << 20:
             raise InputError(f"{gib} GiB", where="--gpu-memory-gib", hint="give a size such as 80")
@@ -120,8 +116,6 @@ def _overhead(text: str | None) -> dict[str, float | int]:
         except ValueError:
             percent = -1
         if not 0 <= percent <= 1000:
-            raise InputError(
-                f"{text!r} is no share of the weights", where="--overhead", hint="write 15%"
-            )
+            raise InputError(f"{text!r} is no share of the weights", where="--overhead", hint="write 15%")
         return {"overhead_fraction": percent / 100}
     return {"overhead_bytes": _size(stripped, "--overhead")}

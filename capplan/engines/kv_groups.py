@@ -14,7 +14,7 @@ from capplan.errors import InputError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Layers that share a block table: as many blocks a request in each. `caches` are their different ones."""
+    """Layers that share a block table: as many blocks a request in each; `caches` are the different ones."""
 
     members: tuple[Placed, ...]
     caches: tuple[LayerCache, ...]

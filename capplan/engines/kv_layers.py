@@ -4,6 +4,7 @@ A page is what one block of one layer takes. A layer of attention fills it with 
 recurrent layer with the whole state of one sequence. Facts from vLLM's sources (see vllm_kv); no code.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -50,7 +51,7 @@ class LayerCache:
     @property
     def content_bytes(self) -> int:
         """What a block holds, before padding."""
-        return self.state_bytes if self.kind == "state" else int(self.block_size * self.entry_bytes)
+        return self.state_bytes if self.kind == "state" else math.ceil(self.block_size * self.entry_bytes)
 
     @property
     def page_bytes(self) -> int:
@@ -196,8 +197,8 @@ def with_state_pages(
         return tuple(placed), block_size
     first = entries[0]
     alignment = max(block_size, mla_alignment if first.kind == "mla" else KERNEL_BLOCK)
-    block = max(block_size, alignment * -(-max(states) // int(alignment * first.entry_bytes)))
-    page = int(block * first.entry_bytes)
+    block = max(block_size, alignment * -(-max(states) // math.ceil(alignment * first.entry_bytes)))
+    page = math.ceil(block * first.entry_bytes)
     made = [
         replace(entry.cache, padded_bytes=page if page > entry.cache.state_bytes else None)
         if entry.cache.kind == "state"

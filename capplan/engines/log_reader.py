@@ -7,15 +7,13 @@ JSON line is unwrapped. Ranks come from the prefixes that name them.
 """
 
 import codecs
-import json
-import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol, cast
 
 from capplan.engines import logs_llamacpp, logs_sglang, logs_tgi, logs_torch, logs_trtllm, logs_vllm
 from capplan.engines.log_merge import merged
+from capplan.engines.log_prefix import line_of, messages
 from capplan.engines.log_record import EngineLog, Line, Notes
 from capplan.engines.log_wording import Wording, apply
 from capplan.errors import InputError
@@ -23,7 +21,6 @@ from capplan.errors import InputError
 DEFAULT_MAX_BYTES = 64 << 30
 _BLOCK_BYTES = 1 << 20
 _LINE_BYTES = 1 << 16
-_PIECES = 64
 _ENGINES_HINT = "give the engine's own output from its start on: vLLM, SGLang, TensorRT-LLM, TGI or llama.cpp"
 
 # A line worth a look holds one of these; every wording does (tested), no line of steady traffic should.
@@ -31,7 +28,7 @@ _HINTS = """
 emory|blocks|buffer|VRAM |KV Cache|KV cache size|KV cache dtype|KV self|SWAKVPool|in paged|in kvCache|Cache is
 Allocate|llocating |cudaMalloc|CUDA |raph |Initializing a|version|args|Args {|model |ing took |weight|oaded
 Using |Use | uses |max_num_batched_tokens|max_num_seqs|max_seq_len|max seq len|Maximum |max batch total
-max len|total_num_tokens|TRTGptModel |axTokensInPaged|tokens per block|To serve|uto-fit|total consumed
+max len|total_num_tokens|TRTGptModel |axTokensInPaged|tokens per block|Explicitly set|To serve|uto-fit|total consumed
 attention block size|Encoder cache|Checkpoint size|Engine version|Engine core|parallel_size=|parallelism
 Sharding |using device|device_name|Device |GPU 0|avail mem|state size|failed|draft model|error loading
 startup complete|fired up|successfully|server is listening|HTTP server|: Connected|build|file size
@@ -82,21 +79,29 @@ def read_log(source: str | Path | IO[str] | IO[bytes], *, max_bytes: int = DEFAU
     InputError for what cannot be read, is empty, compressed or binary, and for a text in which no
     engine printed anything about memory.
     """
-    where = str(source) if isinstance(source, (str, Path)) else getattr(source, "name", "the log given")
-    scan = _Scan(where=str(where))
-    try:
-        if isinstance(source, (str, Path)):
-            with open(source, "rb") as stream:
-                scan.read(_blocks(stream, max_bytes))
-        else:
-            scan.read(_blocks(source, max_bytes))
-    except (OSError, UnicodeError, ValueError) as error:
-        raise InputError(
-            f"the log cannot be read: {getattr(error, 'strerror', None) or error}",
-            where=str(where),
-            hint="give the path of a text file",
-        ) from None
+    where = str(source if isinstance(source, (str, Path)) else getattr(source, "name", "the log given"))
+    scan = _Scan(where=where)
+    if isinstance(source, (str, Path)):
+        with _opened(source, where) as stream:
+            scan.read(_blocks(stream, max_bytes, where))
+    else:
+        scan.read(_blocks(source, max_bytes, where))
     return scan.result(max_bytes)
+
+
+def _opened(path: str | Path, where: str) -> IO[bytes]:
+    try:
+        return open(path, "rb")
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise _unreadable(error, where) from None
+
+
+def _unreadable(error: Exception, where: str) -> InputError:
+    return InputError(
+        f"the log cannot be read: {getattr(error, 'strerror', None) or error}",
+        where=where,
+        hint="give the path of a text file",
+    )
 
 
 class _Scan:
@@ -137,11 +142,11 @@ class _Scan:
     def _match(self, number: int, raw: bytes, following: bytes) -> None:
         text = raw.decode("utf-8", errors="replace")
         self._gather_evidence(text)
-        for message in _messages(text):
+        for message in messages(text):
             present = [literal for literal in _LITERALS if literal in message]
             if not present and "pid=" not in message:
                 continue
-            line = _line(number, message, following)
+            line = line_of(number, message, following)
             _follow_process(self.notes[logs_vllm.ENGINE], line)
             for literal in present:
                 for engine, phrase in _PHRASES[literal]:
@@ -192,12 +197,15 @@ class _Scan:
         raise InputError("no engine known to capplan wrote this log", where=self.where, hint=_ENGINES_HINT)
 
 
-def _blocks(stream: IO[str] | IO[bytes], max_bytes: int) -> Iterator[bytes]:
+def _blocks(stream: IO[str] | IO[bytes], max_bytes: int, where: str) -> Iterator[bytes]:
     """UTF-8 bytes of a stream, at most `max_bytes`; UTF-16 (a PowerShell redirect) is converted."""
     decoder: codecs.IncrementalDecoder | None = None
     left, first = max_bytes, True
     while left > 0:
-        read: str | bytes = stream.read(min(_BLOCK_BYTES, left))
+        try:
+            read: str | bytes = stream.read(min(_BLOCK_BYTES, left))
+        except (OSError, ValueError) as error:  # a directory; a closed or wrongly decoded stream
+            raise _unreadable(error, where) from None
         if not read:
             return
         block = read.encode("utf-8", errors="replace") if isinstance(read, str) else bytes(read)
@@ -223,94 +231,11 @@ _COMPRESSED = (
     (b"\x28\xb5\x2f\xfd", "zstd", "unzstd"),
     (b"PK\x03\x04", "zip", "unzip"),
 )
-_COLOUR = re.compile(r"\x1b\[[0-9;?]{0,24}[A-Za-z]")
-_JSON_KEYS = ("log", "message", "msg", "event", "text", "textPayload", "MESSAGE", "line")
-
-
-def _messages(text: str) -> Iterator[str]:
-    """The messages of a physical line: without colours, split where a progress bar overwrote it."""
-    if "\x1b" in text:
-        text = _COLOUR.sub("", text)
-    stripped = text.lstrip()
-    if (stripped.startswith("{") and "\\" in stripped) or stripped.startswith('{"'):
-        text = _unwrapped(stripped) or text
-    pieces = re.split(r"[\r\n]+", text, maxsplit=_PIECES) if "\r" in text or "\n" in text else [text]
-    yield from (piece for piece in pieces if piece)
-
-
-def _unwrapped(text: str) -> str | None:
-    """The message inside one JSON object, None where there is none."""
-    try:
-        record = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    if isinstance(record, dict) and isinstance(record.get("fields"), dict):
-        record = {**record["fields"], **record}
-    if not isinstance(record, dict):
-        return None
-    return next((record[key] for key in _JSON_KEYS if isinstance(record.get(key), str)), None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Process:
-    """Who printed a line, as its prefix says."""
-
-    rank: str | None = None
-    role: str | None = None
-    pid: str | None = None
-
-
-_VLLM_PROCESS = re.compile(
-    r"\((?P<role>[A-Za-z]{3,30})(?P<index>(?:[_ ]?(?:DP|PP|TP|DCP|PCP|CP|EP|rank=)?\d{1,5}){0,6})"
-    r" pid=(?P<pid>\d{1,10})",
-    re.ASCII,
-)
-_SGLANG_PROCESS = re.compile(
-    r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[^\]\s]{0,8}(?P<ranks>(?: [A-Z_]{2,12}\d{1,5}){1,8})\]", re.ASCII
-)
-_TRTLLM_PROCESS = re.compile(r"\[RANK (\d{1,5})\]|\bRank (\d{1,5}) uses", re.ASCII)
-_TGI_PROCESS = re.compile(r" rank=(\d{1,5})\s{0,8}$", re.ASCII)
-_AXIS = re.compile(r"(DP|PP|TP|DCP|PCP|CP|EP|rank=)?(\d{1,5})", re.ASCII)
-_PREFIX_CHARS = 240
-
-
-def _process(text: str) -> _Process:
-    head = text[:_PREFIX_CHARS]
-    if "pid=" in head and (match := _VLLM_PROCESS.search(head)) is not None:
-        axes = _AXIS.findall(match["index"])
-        named = " ".join(f"{axis}{index}" for axis, index in axes if axis not in ("EP", "rank=", ""))
-        plain = next((index for axis, index in axes if axis in ("rank=", "")), None)
-        rank = named or None
-        if rank is None and plain is not None:
-            rank = f"DP{plain}" if match["role"] == "EngineCore" else f"rank {plain}"
-        if rank is None and match["role"] in ("VllmWorkerProcess", "RayWorkerWrapper", "RayWorkerVllm"):
-            rank = f"pid {match['pid']}"
-        return _Process(rank=rank, role=match["role"] + match["index"], pid=match["pid"])
-    if "[" in head:
-        if (match := _SGLANG_PROCESS.search(head)) is not None:
-            return _Process(rank=match["ranks"].strip())
-        if (match := _TRTLLM_PROCESS.search(head)) is not None:
-            return _Process(rank=f"rank {match[1] or match[2]}")
-    if (match := _TGI_PROCESS.search(text, max(0, len(text) - 40))) is not None:
-        return _Process(rank=f"rank {match[1]}")
-    return _Process()
-
-
-def _line(number: int, text: str, following: bytes) -> Line:
-    process = _process(text)
-    return Line(
-        number=number,
-        text=text,
-        rank=process.rank,
-        role=process.role,
-        pid=process.pid,
-        following=following.decode("utf-8", errors="replace"),
-    )
 
 
 def _follow_process(notes: Notes, line: Line) -> None:
-    """The engine's core under another process id is another start in the same file."""
-    if line.role is None or line.pid is None or not line.role.startswith("EngineCore"):
+    """The engine's core, or a named worker, under another process id is another start in the file."""
+    if line.role is None or line.pid is None or not line.role.startswith(("EngineCore", "Worker")):
         return
     key = f"pid of {line.role}"
     if notes.memo.get(key, line.pid) != line.pid:

@@ -242,6 +242,7 @@ WORDINGS = (
         "Initial free memory ",
         size("gpu_free_bytes") + rf", reserved{size('kv_pool_bytes')} memory for KV Cache",
     ),
+    wording("Explicitly set (", count("kv_pool_bytes") + r"/[\d.]{1,12}\) GiB for KV cache", unit="GiB"),
     # Debug level.
     wording("torch peak memory increase: ", size("activation_bytes"), weak=True),
     wording("non-torch forward increase memory: ", size("non_torch_bytes"), weak=True),

@@ -126,16 +126,14 @@ def kv_pool(
     rules: KvRules = NEWEST,
 ) -> KvPool:
     """The groups of a model's caches; see `plan_kv`."""
-    for name, value in (
-        ("tp", tp),
-        ("pp", pp),
-        ("block-size", block_size),
-        ("max-num-batched-tokens", max_num_batched_tokens),
-        ("kv-dtype", kv_bits),
-        ("steps in flight", 1 if steps_in_flight is None else steps_in_flight),
-    ):
-        if not value > 0:
-            raise InputError(f"{value} is not positive", where=f"--{name}", hint="a positive number")
+    _check_positive(
+        tp=tp,
+        pp=pp,
+        block_size=block_size,
+        max_num_batched_tokens=max_num_batched_tokens,
+        kv_bits=kv_bits,
+        steps_in_flight=steps_in_flight,
+    )
     if pp > model.layers:
         raise InputError(
             f"{model.layers} layers cannot be cut into {pp} stages", where="--pp", hint="fewer stages"
@@ -146,6 +144,12 @@ def kv_pool(
             f"{model.name} keeps nothing per sequence: there is no KV cache to lay out",
             where="--model",
             hint="only its weights and activations take memory",
+        )
+    if encoder_tokens < 1 and any(cache.kind == "cross" for cache in caches):
+        raise InputError(
+            f"{model.name} keeps the encoder's tokens: their number a request is not given",
+            where="encoder_tokens",
+            hint="1500 for Whisper",
         )
     if all(cache.kind == "state" for cache in caches):
         mamba_cache_mode = "none"  # Without attention there is no prefix caching.
@@ -186,6 +190,14 @@ def kv_pool(
     )
 
 
+def _check_positive(**values: float | None) -> None:
+    for name, value in values.items():
+        if value is not None and not 0 < value < LONGEST:
+            raise InputError(
+                f"{value} is no positive number", where=f"--{name.replace('_', '-')}", hint="1 or more"
+            )
+
+
 def _batches_in_flight(pp: int) -> int:
     """Steps scheduled before the oldest is settled: one a stage, and one more with async scheduling.
 
@@ -223,16 +235,7 @@ def plan_kv(
     Errors: InputError for values that cannot be used and models vLLM cannot hold.
     Example: Llama-3.1-8B, 10 GiB, blocks of 16 tokens of 131,072 B: 5,120 blocks, 81,920 tokens.
     """
-    if max_model_len < 1:
-        raise InputError(
-            f"{max_model_len} is not positive", where="--max-model-len", hint="a positive number"
-        )
-    if num_gpu_blocks_override is not None and num_gpu_blocks_override < 1:
-        raise InputError(
-            f"{num_gpu_blocks_override} is not positive",
-            where="--num-gpu-blocks-override",
-            hint="a positive number",
-        )
+    _check_positive(max_model_len=max_model_len, num_gpu_blocks_override=num_gpu_blocks_override)
     pool = kv_pool(
         model,
         kv_bits=kv_bits,
@@ -254,7 +257,7 @@ def plan_kv(
     request = pool.blocks_of_request(max_model_len)
     concurrency = blocks / request
     if not rules.whole_blocks:
-        concurrency = blocks * block_size / max_model_len
+        concurrency = blocks * pool.block_size / max_model_len
     need = pool.need_bytes(max_model_len)
     return KvPlan(
         groups=len(pool.groups),

@@ -33,9 +33,7 @@ def group_scales_bytes(*, groups: int, scale_bits: float, zero_bits: float = 0) 
     return groups * (scale_bits + zero_bits) / 8
 
 
-def effective_bits(
-    *, element_bits: float, group: int, scale_bits: float, zero_bits: float = 0
-) -> float:
+def effective_bits(*, element_bits: float, group: int, scale_bits: float, zero_bits: float = 0) -> float:
     """Bits one quantized weight really takes.
 
         element_bits + (scale_bits + zero_bits) / group
@@ -93,9 +91,7 @@ def kv_cache_bytes(
     return per_token * batch * context
 
 
-def mha_kv_cache_bytes(
-    *, layers: int, batch: int, context: int, hidden: int, kv_dtype_bytes: float
-) -> float:
+def mha_kv_cache_bytes(*, layers: int, batch: int, context: int, hidden: int, kv_dtype_bytes: float) -> float:
     """KV cache of a model without grouped heads, in bytes.
 
         2 · B · S · L · d_model · p
@@ -107,9 +103,7 @@ def mha_kv_cache_bytes(
     return 2 * batch * context * layers * hidden * kv_dtype_bytes
 
 
-def mla_kv_bytes_per_token(
-    *, layers: int, latent: int, rope_width: int, kv_dtype_bytes: float
-) -> float:
+def mla_kv_bytes_per_token(*, layers: int, latent: int, rope_width: int, kv_dtype_bytes: float) -> float:
     """KV cache of one token under multi-head latent attention, in bytes, the same on every TP rank.
 
         layers · (latent + rope_width) · kv_dtype_bytes

@@ -122,9 +122,7 @@ def step_ratio(*, bits: int, than_bits: int) -> float:
     return (levels(bits=than_bits) - 1) / (levels(bits=bits) - 1)
 
 
-def float_max(
-    *, exponent_bits: int, mantissa_bits: int, specials: Literal["ieee", "nan", "none"]
-) -> float:
+def float_max(*, exponent_bits: int, mantissa_bits: int, specials: Literal["ieee", "nan", "none"]) -> float:
     """Largest finite value of a small floating-point format.
 
         2^(e_max) · (2 − 2^(−m))         (one step less where NaN takes the top code)
@@ -140,9 +138,7 @@ def float_max(
     return 2.0**top * (2 - last)
 
 
-def gptq_correction(
-    *, error: float, inverse_hessian_own: float, inverse_hessian_other: float
-) -> float:
+def gptq_correction(*, error: float, inverse_hessian_own: float, inverse_hessian_other: float) -> float:
     """What GPTQ adds to a weight not yet quantized to make up for one that was.
 
         δ_j = −(w_q − quant(w_q)) / [H⁻¹]_qq · [H⁻¹]_qj

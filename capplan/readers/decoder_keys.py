@@ -20,7 +20,7 @@ KV_HEADS: Final = (
     "num_attention_groups", "kv_n_heads",
 )  # fmt: skip
 _STATE_BITS: Final = {"float32": 32, "bfloat16": 16, "float16": 16, "fp32": 32}
-_FACTOR: Final = re.compile(r"([A-Za-z_]\w*|\d+)([+-]\d+)?$")
+_FACTOR: Final = r"([A-Za-z_]\w*|\d+)([+-]\d+)?$"
 _EXTRA_KEYS: Final = {"name", "role", "shape", "copies", "at", "when", "bits", "linear"}
 
 
@@ -134,7 +134,7 @@ class DecoderKeys:
         """A product of numbers and widths ("2*hidden", "altup_num_inputs-1*hidden"), by name or by key."""
         product = 1
         for factor in str(expression).split("*"):
-            match = _FACTOR.match(factor)
+            match = re.match(_FACTOR, factor)
             if match is None:
                 raise InputError(
                     f"bad size {factor!r} in `extra`",

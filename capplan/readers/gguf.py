@@ -47,9 +47,7 @@ def read_gguf(path: Path) -> Checkpoint:
             )
         size += _read_parts(path, match[1], total, metadata, tensors)
     if not tensors:
-        raise InputError(
-            "holds no tensors", where=str(path), hint="a vocabulary-only GGUF has no weights"
-        )
+        raise InputError("holds no tensors", where=str(path), hint="a vocabulary-only GGUF has no weights")
     return Checkpoint(
         path=path,
         format="gguf",
@@ -79,9 +77,7 @@ def gguf_architecture(checkpoint: Checkpoint) -> dict[str, object]:
         if key.startswith(name + "."):
             # Arrays may: Gemma 3n writes -inf for layers without activation sparsity.
             if isinstance(value, float) and not math.isfinite(value):
-                raise InputError(
-                    f"key {key} is {shown(value)}, no finite number", where=where, hint=BROKEN
-                )
+                raise InputError(f"key {key} is {shown(value)}, no finite number", where=where, hint=BROKEN)
             found[key[len(name) + 1 :]] = value
     tokens = metadata.get("tokenizer.ggml.tokens")
     vocab: int | None = None
@@ -136,9 +132,7 @@ def _read_parts(
         tensors += more
         size_bytes += size
         if len(tensors) > MAX_TENSORS:
-            raise InputError(
-                f"has more than {MAX_TENSORS:,} tensors", where=str(first), hint=BROKEN
-            )
+            raise InputError(f"has more than {MAX_TENSORS:,} tensors", where=str(first), hint=BROKEN)
     promised = metadata.get("split.tensors.count", len(tensors))
     if promised != len(tensors):
         raise InputError(
@@ -174,9 +168,7 @@ def _alignment(header: GgufHeader, metadata: Mapping[str, object]) -> int:
     return value
 
 
-def _check_places(
-    records: list[tuple[int, StoredTensor]], header: GgufHeader, alignment: int
-) -> None:
+def _check_places(records: list[tuple[int, StoredTensor]], header: GgufHeader, alignment: int) -> None:
     """The data are the tensors one after the other, padded to `alignment`, and nothing else."""
     start = -(-header.offset // alignment) * alignment
     seen: set[str] = set()
@@ -187,8 +179,7 @@ def _check_places(
         seen.add(tensor.name)
         if offset != expected:
             header.fail(
-                f"tensor {shown(tensor.name)} starts at byte {offset:,} of the data, not at "
-                f"{expected:,}"
+                f"tensor {shown(tensor.name)} starts at byte {offset:,} of the data, not at {expected:,}"
             )
         end = offset + tensor.stored_bytes
         expected = -(-end // alignment) * alignment

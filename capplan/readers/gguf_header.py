@@ -130,8 +130,7 @@ class GgufHeader:
         if number not in GGML_TYPES:
             if number in REMOVED_TYPES:
                 self.fail(
-                    f"tensor {shown(name)} is of type {REMOVED_TYPES[number]}, which llama.cpp "
-                    "has removed",
+                    f"tensor {shown(name)} is of type {REMOVED_TYPES[number]}, which llama.cpp has removed",
                     "quantize the model again (Q4_0 and IQ4_NL are now repacked when loaded)",
                 )
             self.fail(

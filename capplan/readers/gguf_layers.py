@@ -15,10 +15,7 @@ def mixers(model: GgufModel) -> list[str]:
     recurs, slides = _recurring(model), _sliding(model)
     other = model.arch.recurrent or LINEAR
     window = CHUNKED if model.arch.form == "chunked" else SLIDING
-    return [
-        other if recurs[layer] else window if slides[layer] else FULL
-        for layer in range(model.layers)
-    ]
+    return [other if recurs[layer] else window if slides[layer] else FULL for layer in range(model.layers)]
 
 
 def window_of(model: GgufModel) -> int | None:

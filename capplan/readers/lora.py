@@ -124,9 +124,7 @@ def _from_words(text: str) -> Adapter:
     named = words.get("targets", ALL_LINEAR)
     targets = () if named == ALL_LINEAR else tuple(named.split("+"))
     if len(targets) > MAX_TARGETS or not all(LITERAL.fullmatch(name) for name in targets):
-        raise InputError(
-            f"{shown(named)} is no list of modules", where="--lora", hint="write q_proj+v_proj"
-        )
+        raise InputError(f"{shown(named)} is no list of modules", where="--lora", hint="write q_proj+v_proj")
     return Adapter(rank=int(rank), targets=targets, source="asked: --lora")
 
 
@@ -207,9 +205,7 @@ def _check_pattern(keys: Keys, key: str, pattern: str) -> None:
         or _QUANTIFIED_GROUP.search(pattern)
         or len(_OPEN_QUANTIFIER.findall(pattern)) > _MAX_QUANTIFIERS
     ):
-        raise keys.fail(
-            shown(key, 40), "is too intricate a pattern", "name the modules, or use plain ones"
-        )
+        raise keys.fail(shown(key, 40), "is too intricate a pattern", "name the modules, or use plain ones")
     try:
         re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:

@@ -25,9 +25,7 @@ INDEX_NAME: Final = "model.safetensors.index.json"
 _SHARD: Final = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.safetensors")
 
 
-def read_safetensors(
-    path: Path, *, quantization_config: Mapping[str, object] | None = None
-) -> Checkpoint:
+def read_safetensors(path: Path, *, quantization_config: Mapping[str, object] | None = None) -> Checkpoint:
     """Read the headers of a .safetensors file, a *.safetensors.index.json or a folder.
 
     A folder means its index; without one `model.safetensors`; without that all its .safetensors
@@ -208,9 +206,7 @@ def _read_index(path: Path, quantization_config: Mapping[str, object] | None) ->
         for key, value in metadata.items()
         if is_text(key) and (is_text(value) or isinstance(value, int))
     }
-    return _read_files(
-        path, path.parent, tuple(sorted(shards)), quantization_config, weight_map, scalars
-    )
+    return _read_files(path, path.parent, tuple(sorted(shards)), quantization_config, weight_map, scalars)
 
 
 def _shard_problem(shard: object, index: Path) -> str | None:
@@ -228,6 +224,4 @@ def _shard_problem(shard: object, index: Path) -> str | None:
 
 
 def _too_many_files(path: Path) -> InputError:
-    return InputError(
-        f"names more than {MAX_FILES:,} files", where=str(path), hint="give one checkpoint"
-    )
+    return InputError(f"names more than {MAX_FILES:,} files", where=str(path), hint="give one checkpoint")

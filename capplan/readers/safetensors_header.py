@@ -82,9 +82,7 @@ def read_file(path: Path, shard: str) -> tuple[list[StoredTensor], dict[str, str
     end = 0
     for begin, stop, tensor in placed:
         if begin != end:
-            raise _invalid(
-                tensor.name, f"starts at byte {begin:,} of the data, not at {end:,}", where
-            )
+            raise _invalid(tensor.name, f"starts at byte {begin:,} of the data, not at {end:,}", where)
         end = stop
     if end != size - 8 - length:
         raise InputError(
@@ -150,9 +148,7 @@ def _entry(name: str, info: object, shard: str, where: str) -> tuple[int, int, S
             f"{offsets[1] - offsets[0]:,}",
             where,
         )
-    tensor = StoredTensor(
-        name=name, dtype=dtype, shape=tuple(shape), stored_bytes=size, shard=shard
-    )
+    tensor = StoredTensor(name=name, dtype=dtype, shape=tuple(shape), stored_bytes=size, shard=shard)
     return offsets[0], offsets[1], tensor
 
 
@@ -161,9 +157,7 @@ def parse_object(raw: bytes, where: str) -> dict[str, object]:
     if raw.count(b"{") + raw.count(b"[") > _MAX_BRACKETS or raw.count(b",") > _MAX_COMMAS:
         raise InputError(f"describes more than {MAX_TENSORS:,} tensors", where=where, hint=BROKEN)
     try:
-        value = json.loads(
-            raw.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant
-        )
+        value = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
     except RecursionError as error:
         raise InputError("JSON nested too deeply", where=where, hint=BROKEN) from error
     except ValueError as error:  # not UTF-8, not JSON, a number of thousands of digits

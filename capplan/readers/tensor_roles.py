@@ -46,9 +46,7 @@ _EMBEDDING: Final = frozenset(
     "word_embeddings tok_embeddings position_embeddings wte wpe token_embd token_types "
     "position_embd per_layer_token_embd".split()
 )
-_RECURRENT: Final = frozenset(
-    "linear_attn mamba ssm temporal_block rglru conv short_conv att".split()
-)
+_RECURRENT: Final = frozenset("linear_attn mamba ssm temporal_block rglru conv short_conv att".split())
 _ATTENTION: Final = frozenset(
     "self_attn attn attention self_attention cross_attn cross_attention crossattention "
     "encoder_attn SelfAttention EncDecAttention indexer compressor".split()

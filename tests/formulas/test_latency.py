@@ -35,20 +35,14 @@ seconds = st.floats(min_value=0, max_value=1e4)
             pytest.approx(5.4),
             id="0.4 s and 100 gaps of 50 ms",
         ),
-        pytest.param(
-            lambda: latency.e2e_s(ttft_s=0.4, tpot_s=0.05, output_tokens=1), 0.4, id="one token"
-        ),
-        pytest.param(
-            lambda: latency.throughput_token_per_s(tokens=6400, time_s=5), 1280.0, id="64 users"
-        ),
+        pytest.param(lambda: latency.e2e_s(ttft_s=0.4, tpot_s=0.05, output_tokens=1), 0.4, id="one token"),
+        pytest.param(lambda: latency.throughput_token_per_s(tokens=6400, time_s=5), 1280.0, id="64 users"),
         pytest.param(
             lambda: latency.reading_tpot_s(word_per_min=200, tokens_per_word=1.5),
             pytest.approx(0.2),
             id="200 words a minute: 200 ms",
         ),
-        pytest.param(
-            lambda: latency.percentile(values=[4, 1, 3, 2], percent=50), 2.5, id="median of four"
-        ),
+        pytest.param(lambda: latency.percentile(values=[4, 1, 3, 2], percent=50), 2.5, id="median of four"),
         pytest.param(lambda: latency.percentile(values=[7], percent=99), 7, id="P99 of one value"),
         pytest.param(
             lambda: latency.percentile(values=[0.3] * 98 + [15.0] * 2, percent=99),
@@ -67,9 +61,7 @@ def test_worked_number(call: Callable[[], float | None], expected: float | None)
 
 
 @given(received=seconds, ttft=seconds, gaps=st.lists(st.floats(1e-4, 10), min_size=1, max_size=50))
-def test_the_definitions_agree_with_the_clock(
-    received: float, ttft: float, gaps: list[float]
-) -> None:
+def test_the_definitions_agree_with_the_clock(received: float, ttft: float, gaps: list[float]) -> None:
     first = received + ttft
     last = first + sum(gaps)
     tpot = latency.tpot_s(first_token_at_s=first, last_token_at_s=last, output_tokens=len(gaps) + 1)

@@ -67,9 +67,7 @@ def test_weight_bytes(parameters: float, bits: float, expected: float) -> None:
             4.5,
             id="NVFP4: an 8-bit scale for 16",
         ),
-        pytest.param(
-            lambda: memory.kv_bytes_per_token(**LLAMA_3_8B), 131_072, id="a token of Llama-3-8B"
-        ),
+        pytest.param(lambda: memory.kv_bytes_per_token(**LLAMA_3_8B), 131_072, id="a token of Llama-3-8B"),
         pytest.param(
             lambda: memory.kv_bytes_per_token(**LLAMA_3_8B, tp=4),
             32_768,
@@ -91,9 +89,7 @@ def test_weight_bytes(parameters: float, bits: float, expected: float) -> None:
             id="an MLA entry of DeepSeek-V3",
         ),
         pytest.param(
-            lambda: memory.kv_entry_bytes(
-                heads=1, k_width=128, v_width=0, element_bits=8, extra_bytes=4
-            ),
+            lambda: memory.kv_entry_bytes(heads=1, k_width=128, v_width=0, element_bits=8, extra_bytes=4),
             132,
             id="an indexer's fp8 key with its fp32 scale",
         ),
@@ -125,20 +121,14 @@ def test_weight_bytes(parameters: float, bits: float, expected: float) -> None:
             id="Llama-2-13B, 1 user at 4096",
         ),
         pytest.param(
-            lambda: memory.mla_kv_bytes_per_token(
-                layers=61, latent=512, rope_width=64, kv_dtype_bytes=2
-            ),
+            lambda: memory.mla_kv_bytes_per_token(layers=61, latent=512, rope_width=64, kv_dtype_bytes=2),
             70_272,
             id="a token of DeepSeek-V3",
         ),
-        pytest.param(
-            lambda: memory.kept_tokens(context=8192, window=1024), 1024, id="a window of 1024"
-        ),
+        pytest.param(lambda: memory.kept_tokens(context=8192, window=1024), 1024, id="a window of 1024"),
         pytest.param(lambda: memory.kept_tokens(context=500, window=1024), 500, id="not yet full"),
         pytest.param(lambda: memory.kept_tokens(context=8192), 8192, id="full attention"),
-        pytest.param(
-            lambda: memory.kept_tokens(context=8195, stride=4), 2048, id="an entry every 4 tokens"
-        ),
+        pytest.param(lambda: memory.kept_tokens(context=8195, stride=4), 2048, id="an entry every 4 tokens"),
         pytest.param(
             lambda: memory.recurrent_state_bytes(elements=64 * 64 * 128, element_bits=32),
             2_097_152,
@@ -153,16 +143,12 @@ def test_weight_bytes(parameters: float, bits: float, expected: float) -> None:
             id="token 99 is slot 3 of physical block 2",
         ),
         pytest.param(
-            lambda: memory.pool_blocks(
-                pool_bytes=8 * GIB, block_size=16, kv_bytes_per_token=131_072
-            ),
+            lambda: memory.pool_blocks(pool_bytes=8 * GIB, block_size=16, kv_bytes_per_token=131_072),
             4096,
             id="blocks of an 8 GiB pool",
         ),
         pytest.param(
-            lambda: memory.pool_blocks(
-                pool_bytes=8 * GIB - 1, block_size=16, kv_bytes_per_token=131_072
-            ),
+            lambda: memory.pool_blocks(pool_bytes=8 * GIB - 1, block_size=16, kv_bytes_per_token=131_072),
             4095,
             id="a byte less is a block less",
         ),
@@ -171,12 +157,8 @@ def test_weight_bytes(parameters: float, bits: float, expected: float) -> None:
             pytest.approx(0.9001, abs=5e-5),
             id="usage just past 90 %",
         ),
-        pytest.param(
-            lambda: memory.tail_waste_tokens(tokens=100, block_size=16), 12, id="tail of 100"
-        ),
-        pytest.param(
-            lambda: memory.tail_waste_tokens(tokens=97, block_size=16), 15, id="the worst tail"
-        ),
+        pytest.param(lambda: memory.tail_waste_tokens(tokens=100, block_size=16), 12, id="tail of 100"),
+        pytest.param(lambda: memory.tail_waste_tokens(tokens=97, block_size=16), 15, id="the worst tail"),
         pytest.param(lambda: memory.tail_waste_tokens(tokens=96, block_size=16), 0, id="no tail"),
         pytest.param(
             lambda: memory.paged_waste_fraction(tokens=1000, block_size=16),
@@ -199,9 +181,7 @@ def test_weight_bytes(parameters: float, bits: float, expected: float) -> None:
             id="three quarters of a reservation unused",
         ),
         pytest.param(
-            lambda: memory.external_fragmentation_bytes(
-                pool_bytes=10 * GIB, reservation_bytes=4 * GIB
-            ),
+            lambda: memory.external_fragmentation_bytes(pool_bytes=10 * GIB, reservation_bytes=4 * GIB),
             2 * GIB,
             id="10 GiB in reservations of 4 GiB",
         ),
@@ -226,9 +206,7 @@ def test_weight_bytes(parameters: float, bits: float, expected: float) -> None:
             id="15 % of 14 GB",
         ),
         pytest.param(
-            lambda: memory.total_bytes(
-                weights=4_000_000_000, kv_cache=8_589_934_592, overhead=1_500_000_000
-            ),
+            lambda: memory.total_bytes(weights=4_000_000_000, kv_cache=8_589_934_592, overhead=1_500_000_000),
             14_089_934_592,
             id="the studio's demand",
         ),
@@ -242,15 +220,9 @@ def test_weight_bytes(parameters: float, bits: float, expected: float) -> None:
             -28_719_476_736,
             id="64 GiB of KV cache on an A100 40GB",
         ),
-        pytest.param(
-            lambda: memory.training_bytes(parameters=7e9), 112e9, id="training 7B with Adam"
-        ),
-        pytest.param(
-            lambda: memory.stage_layers(layers=61, stages=4), 16, id="61 layers, 4 stages"
-        ),
-        pytest.param(
-            lambda: memory.stage_layers(layers=80, stages=4), 20, id="80 layers, 4 stages"
-        ),
+        pytest.param(lambda: memory.training_bytes(parameters=7e9), 112e9, id="training 7B with Adam"),
+        pytest.param(lambda: memory.stage_layers(layers=61, stages=4), 16, id="61 layers, 4 stages"),
+        pytest.param(lambda: memory.stage_layers(layers=80, stages=4), 20, id="80 layers, 4 stages"),
     ],
 )
 def test_worked_number(call: Callable[[], float], expected: float) -> None:
@@ -273,14 +245,10 @@ def test_waste_of_paging_stays_below_4_percent_from_25_blocks(count: int, block:
 
 
 @given(count=st.integers(min_value=1, max_value=1 << 12), block=blocks, seed=st.randoms())
-def test_slots_of_a_sequence_are_distinct_and_inside_its_blocks(
-    count: int, block: int, seed: object
-) -> None:
+def test_slots_of_a_sequence_are_distinct_and_inside_its_blocks(count: int, block: int, seed: object) -> None:
     table = list(range(memory.kv_blocks(tokens=count, block_size=block)))
     seed.shuffle(table)  # type: ignore[attr-defined]
-    slots = [
-        memory.kv_slot(block_table=table, position=at, block_size=block) for at in range(count)
-    ]
+    slots = [memory.kv_slot(block_table=table, position=at, block_size=block) for at in range(count)]
     assert len(set(slots)) == count
     assert {slot // block for slot in slots} == set(table)
 
@@ -318,9 +286,7 @@ def test_a_latent_is_one_head_of_its_two_widths(layers: int, latent: int, rope: 
 @given(heads=small, tp=st.integers(min_value=1, max_value=256))
 def test_more_ranks_never_raise_a_rank_nor_lower_the_sum(heads: int, tp: int) -> None:
     def rank(tp: int) -> float:
-        return memory.kv_bytes_per_token(
-            layers=4, kv_heads=heads, head_dim=128, kv_dtype_bytes=2, tp=tp
-        )
+        return memory.kv_bytes_per_token(layers=4, kv_heads=heads, head_dim=128, kv_dtype_bytes=2, tp=tp)
 
     assert rank(tp + 1) <= rank(tp)
     assert tp * rank(tp) >= rank(1)
@@ -344,9 +310,7 @@ def test_kept_entries_never_exceed_the_context_or_shrink_with_it(
 
 
 @given(used=tokens, more=tokens, sequences=small)
-def test_unused_reservation_is_bytes_and_share_of_one_thing(
-    used: int, more: int, sequences: int
-) -> None:
+def test_unused_reservation_is_bytes_and_share_of_one_thing(used: int, more: int, sequences: int) -> None:
     reserved = used + more + 1
     unused = memory.contiguous_unused_bytes(
         sequences=sequences, reserved_tokens=reserved, used_tokens=used, kv_bytes_per_token=2
@@ -376,9 +340,7 @@ def test_sharing_saves_at_most_every_other_prefix(users: int, prefix: int, block
     overhead=st.integers(0, 1 << 50),
     usable=st.integers(0, 1 << 50),
 )
-def test_headroom_and_demand_make_the_memory(
-    weights: int, kv: int, overhead: int, usable: int
-) -> None:
+def test_headroom_and_demand_make_the_memory(weights: int, kv: int, overhead: int, usable: int) -> None:
     total = memory.total_bytes(weights=weights, kv_cache=kv, overhead=overhead)
     assert memory.headroom_bytes(usable=usable, total=total) + total == usable
 

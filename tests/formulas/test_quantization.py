@@ -24,12 +24,8 @@ reals = st.floats(min_value=-1e3, max_value=1e3, allow_nan=False)
             pytest.approx(0.2),
             id="scale of -1 to 2 in 4 bits",
         ),
-        pytest.param(
-            lambda: q.affine_scale(r_min=0, r_max=255, bits=8), 1.0, id="scale of 0 to 255 in 8"
-        ),
-        pytest.param(
-            lambda: q.affine_zero_point(r_min=-1, scale=0.2), 5, id="zero point of -1 to 2"
-        ),
+        pytest.param(lambda: q.affine_scale(r_min=0, r_max=255, bits=8), 1.0, id="scale of 0 to 255 in 8"),
+        pytest.param(lambda: q.affine_zero_point(r_min=-1, scale=0.2), 5, id="zero point of -1 to 2"),
         pytest.param(lambda: q.affine_zero_point(r_min=0, scale=0.2), 0, id="zero point of 0 to 3"),
         pytest.param(
             lambda: q.affine_quantize(value=0.73, scale=0.2, zero_point=5, bits=4),
@@ -51,36 +47,24 @@ reals = st.floats(min_value=-1e3, max_value=1e3, allow_nan=False)
             pytest.approx(0.8),
             id="code 9 read back",
         ),
-        pytest.param(
-            lambda: q.dequantize(code=5, scale=0.2, zero_point=5), 0.0, id="the zero point is 0.0"
-        ),
+        pytest.param(lambda: q.dequantize(code=5, scale=0.2, zero_point=5), 0.0, id="the zero point is 0.0"),
         pytest.param(lambda: q.symmetric_max(bits=8), 127, id="largest symmetric code of 8 bits"),
         pytest.param(lambda: q.symmetric_max(bits=4), 7, id="largest symmetric code of 4 bits"),
-        pytest.param(
-            lambda: q.symmetric_scale(max_abs=3.5, bits=4), 0.5, id="weights up to 3.5 in 4 bits"
-        ),
+        pytest.param(lambda: q.symmetric_scale(max_abs=3.5, bits=4), 0.5, id="weights up to 3.5 in 4 bits"),
         pytest.param(
             lambda: q.symmetric_quantize(value=-1.3, scale=0.5, bits=4), -3, id="-1.3 is -2.6 steps"
         ),
-        pytest.param(
-            lambda: q.symmetric_quantize(value=-90, scale=0.5, bits=4), -7, id="stays at -q_max"
-        ),
+        pytest.param(lambda: q.symmetric_quantize(value=-90, scale=0.5, bits=4), -7, id="stays at -q_max"),
         pytest.param(lambda: q.max_rounding_error(scale=0.2), 0.1, id="half a step"),
-        pytest.param(
-            lambda: q.step_ratio(bits=4, than_bits=8), 17.0, id="INT4 against INT8: 255/15"
-        ),
+        pytest.param(lambda: q.step_ratio(bits=4, than_bits=8), 17.0, id="INT4 against INT8: 255/15"),
         pytest.param(lambda: q.step_ratio(bits=8, than_bits=8), 1.0, id="INT8 against itself"),
-        pytest.param(
-            lambda: q.float_max(exponent_bits=4, mantissa_bits=3, specials="nan"), 448.0, id="E4M3"
-        ),
+        pytest.param(lambda: q.float_max(exponent_bits=4, mantissa_bits=3, specials="nan"), 448.0, id="E4M3"),
         pytest.param(
             lambda: q.float_max(exponent_bits=5, mantissa_bits=2, specials="ieee"),
             57344.0,
             id="E5M2",
         ),
-        pytest.param(
-            lambda: q.float_max(exponent_bits=2, mantissa_bits=1, specials="none"), 6.0, id="E2M1"
-        ),
+        pytest.param(lambda: q.float_max(exponent_bits=2, mantissa_bits=1, specials="none"), 6.0, id="E2M1"),
         pytest.param(
             lambda: q.float_max(exponent_bits=5, mantissa_bits=10, specials="ieee"),
             65504.0,
@@ -88,9 +72,7 @@ reals = st.floats(min_value=-1e3, max_value=1e3, allow_nan=False)
         ),
         # −(−0.04) / (2/3) · (−1/3)
         pytest.param(
-            lambda: q.gptq_correction(
-                error=-0.04, inverse_hessian_own=2 / 3, inverse_hessian_other=-1 / 3
-            ),
+            lambda: q.gptq_correction(error=-0.04, inverse_hessian_own=2 / 3, inverse_hessian_other=-1 / 3),
             pytest.approx(-0.02),
             id="GPTQ moves the neighbour by -0.02",
         ),
@@ -143,9 +125,7 @@ def test_symmetric_is_odd_and_within_half_a_step(largest: float, share: float, w
 
 
 @given(low=reals, span=st.floats(min_value=1e-3, max_value=1e3), fine=bits, coarse=bits)
-def test_step_ratio_is_the_ratio_of_the_scales(
-    low: float, span: float, fine: int, coarse: int
-) -> None:
+def test_step_ratio_is_the_ratio_of_the_scales(low: float, span: float, fine: int, coarse: int) -> None:
     ratio = q.step_ratio(bits=coarse, than_bits=fine)
     scales = [q.affine_scale(r_min=low, r_max=low + span, bits=width) for width in (coarse, fine)]
     assert ratio == pytest.approx(scales[0] / scales[1])
@@ -157,9 +137,7 @@ def test_step_ratio_is_the_ratio_of_the_scales(
     share=st.floats(-0.9, 0.9),
     error=st.floats(-1, 1),
 )
-def test_gptq_correction_is_the_least_output_error(
-    a: float, d: float, share: float, error: float
-) -> None:
+def test_gptq_correction_is_the_least_output_error(a: float, d: float, share: float, error: float) -> None:
     """For H = [[a, b], [b, d]] no other move of the second weight leaves a smaller δᵀHδ."""
     b = share * math.sqrt(a * d)
     determinant = a * d - b * b

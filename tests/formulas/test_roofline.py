@@ -15,9 +15,7 @@ work = st.floats(min_value=1, max_value=1e18)
 @pytest.mark.parametrize(
     ("call", "expected"),
     [
-        pytest.param(
-            lambda: roofline.gemm_flop(m=1, n=14336, k=4096), 117_440_512, id="GEMV 4096 x 14336"
-        ),
+        pytest.param(lambda: roofline.gemm_flop(m=1, n=14336, k=4096), 117_440_512, id="GEMV 4096 x 14336"),
         pytest.param(
             lambda: roofline.gemm_bytes(m=1, n=14336, k=4096, weight_bits=16),
             117_477_376,
@@ -34,9 +32,7 @@ work = st.floats(min_value=1, max_value=1e18)
             67_108_864,
             id="a token against 4096",
         ),
-        pytest.param(
-            lambda: roofline.uncached_projections(tokens=1001), 501_501, id="token 1001 uncached"
-        ),
+        pytest.param(lambda: roofline.uncached_projections(tokens=1001), 501_501, id="token 1001 uncached"),
         pytest.param(
             lambda: roofline.arithmetic_intensity(flop=140e9, bytes_moved=140e9),
             1.0,
@@ -53,9 +49,7 @@ work = st.floats(min_value=1, max_value=1e18)
             pytest.approx(14.2857, abs=1e-4),
             id="the trap: 14 tokens/s",
         ),
-        pytest.param(
-            lambda: roofline.compute_bound_s(flop=312e9, flop_per_s=312e12), 0.001, id="312 GFLOP"
-        ),
+        pytest.param(lambda: roofline.compute_bound_s(flop=312e9, flop_per_s=312e12), 0.001, id="312 GFLOP"),
         pytest.param(
             lambda: roofline.bound_s(flop=140e9, bytes_moved=140e9, **A100),
             0.07,

@@ -74,8 +74,7 @@ class PagedDecoder:
         for index, layer in enumerate(self.model.layers):
             h = norm(x)
             q, k, v = (
-                quantized_gemm_reference(h, layer[name]).reshape(batch, -1, HEAD_DIM)
-                for name in "qkv"
+                quantized_gemm_reference(h, layer[name]).reshape(batch, -1, HEAD_DIM) for name in "qkv"
             )
             write_token(k, v, self.keys[index], self.values[index], table, at)
             attended = paged_attention_reference(

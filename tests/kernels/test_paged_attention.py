@@ -77,9 +77,9 @@ def make(
             used += 1
             low, high = max(first - start, 0), min(length - start, block_size)
             for cache in (keys, values):
-                cache[block, low:high] = torch.randn(
-                    high - low, kv_heads, head_dim, generator=generator
-                ).to(kind)
+                cache[block, low:high] = torch.randn(high - low, kv_heads, head_dim, generator=generator).to(
+                    kind
+                )
     return Paged(
         query=torch.randn(len(lengths), heads, head_dim, generator=generator).to(kind),
         key_cache=keys,
@@ -103,9 +103,7 @@ def dense(case: Paged, *, softmax_scale: float | None = None, window: int | None
         values = torch.stack([case.value_cache[block, slot] for block, slot in where]).double()
         for head in range(heads):
             shared = head * kv_heads // heads
-            probability = torch.softmax(
-                (keys[:, shared] @ case.query[row, head].double()) * scale, dim=0
-            )
+            probability = torch.softmax((keys[:, shared] @ case.query[row, head].double()) * scale, dim=0)
             output[row, head] = probability @ values[:, shared]
     return output
 
@@ -132,9 +130,7 @@ HEADS = [
 
 @pytest.mark.parametrize(("heads", "kv_heads"), HEADS)
 @pytest.mark.parametrize(("block_size", "lengths"), EDGE_LENGTHS)
-def test_equals_dense_attention(
-    block_size: int, lengths: list[int], heads: int, kv_heads: int
-) -> None:
+def test_equals_dense_attention(block_size: int, lengths: list[int], heads: int, kv_heads: int) -> None:
     case = make(lengths, block_size=block_size, heads=heads, kv_heads=kv_heads)
     assert relative_error(case.run(), dense(case)) < FP32_RELATIVE
 
@@ -158,9 +154,7 @@ def test_long_context_does_not_drift() -> None:
 
 @pytest.mark.parametrize("window", [1, 15, 16, 17, 40, 1000])
 @pytest.mark.parametrize("block_size", [1, 16, 128])
-def test_window_keeps_the_last_tokens_and_reads_no_block_before_them(
-    block_size: int, window: int
-) -> None:
+def test_window_keeps_the_last_tokens_and_reads_no_block_before_them(block_size: int, window: int) -> None:
     case = make([1, 16, 33, 100], block_size=block_size, window=window)
     assert relative_error(case.run(window=window), dense(case, window=window)) < FP32_RELATIVE
 
@@ -322,9 +316,7 @@ def test_tokens_written_through_the_table_are_the_ones_attended_to(block_size: i
     values = torch.full_like(case.value_cache, math.nan)
     for position in range(max(lengths)):
         rows = [row for row, length in enumerate(lengths) if length > position]
-        where = [
-            (int(case.block_table[r, position // block_size]), position % block_size) for r in rows
-        ]
+        where = [(int(case.block_table[r, position // block_size]), position % block_size) for r in rows]
         write_token(
             torch.stack([case.key_cache[block, slot] for block, slot in where]),
             torch.stack([case.value_cache[block, slot] for block, slot in where]),
@@ -365,9 +357,7 @@ BAD_ATTENTION = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "spoil", "message"), BAD_ATTENTION, ids=[m for _, _, m in BAD_ATTENTION]
-)
+@pytest.mark.parametrize(("name", "spoil", "message"), BAD_ATTENTION, ids=[m for _, _, m in BAD_ATTENTION])
 def test_attention_refuses(name: str, spoil: Any, message: str) -> None:
     case = make([5, 20])
     arguments = {field: getattr(case, field) for field in Paged.__slots__}
@@ -412,9 +402,7 @@ BAD_WRITES = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "spoil", "message"), BAD_WRITES, ids=[m for _, _, m in BAD_WRITES]
-)
+@pytest.mark.parametrize(("name", "spoil", "message"), BAD_WRITES, ids=[m for _, _, m in BAD_WRITES])
 def test_write_refuses_and_writes_nothing(name: str, spoil: Any, message: str) -> None:
     case = make([20, 20])
     arguments = {

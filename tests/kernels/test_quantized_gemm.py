@@ -180,9 +180,7 @@ def test_extremes_neither_overflow_nor_lose_their_sign(largest: float, symmetric
 GROUPS = st.integers(1, 3).flatmap(
     lambda count: st.lists(
         st.lists(
-            st.just(0.0)
-            | st.floats(2**-66, 2**66, width=32)
-            | st.floats(-(2**66), -(2**-66), width=32),
+            st.just(0.0) | st.floats(2**-66, 2**66, width=32) | st.floats(-(2**66), -(2**-66), width=32),
             min_size=8 * count,
             max_size=8 * count,
         ),
@@ -207,9 +205,7 @@ def test_error_is_at_most_half_a_step_within_the_range_of_a_rounded_scale(
     seed: int, symmetric: bool, dtype: str
 ) -> None:
     original = normal(4, 64, seed=seed)
-    weight = quantize_int4(
-        original, group_size=32, symmetric=symmetric, scale_dtype=getattr(torch, dtype)
-    )
+    weight = quantize_int4(original, group_size=32, symmetric=symmetric, scale_dtype=getattr(torch, dtype))
     step = steps_of(weight, 64)
     zero = (
         torch.full_like(step, 8)
@@ -225,9 +221,7 @@ def test_error_is_at_most_half_a_step_within_the_range_of_a_rounded_scale(
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**31), st.integers(-20, 20), st.booleans())
-def test_doubling_the_weights_doubles_the_scales_alone(
-    seed: int, exponent: int, symmetric: bool
-) -> None:
+def test_doubling_the_weights_doubles_the_scales_alone(seed: int, exponent: int, symmetric: bool) -> None:
     original = normal(3, 64, seed=seed)
     once = quantize_int4(original, group_size=32, symmetric=symmetric)
     scaled = quantize_int4(original * 2.0**exponent, group_size=32, symmetric=symmetric)
@@ -282,9 +276,7 @@ def test_product_equals_the_dequantised_matmul(m: int, group_size: int, symmetri
 
 @pytest.mark.parametrize("block_k", [8, 24, 40, 128, 256, 4096])
 @pytest.mark.parametrize(("k", "group_size"), [(8, 8), (192, 64), (320, 32), (320, 320)])
-def test_tiles_need_divide_neither_the_inputs_nor_the_group(
-    k: int, group_size: int, block_k: int
-) -> None:
+def test_tiles_need_divide_neither_the_inputs_nor_the_group(k: int, group_size: int, block_k: int) -> None:
     weight = quantize_int4(normal(9, k), group_size=group_size)
     x = normal(3, k, seed=1)
     expected = x.double() @ plain_dequantised(weight, group_size).T

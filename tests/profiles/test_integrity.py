@@ -124,7 +124,9 @@ def test_every_alias_resolves_to_its_owner() -> None:
 
 
 def test_size_aliases_name_one_model_each() -> None:
-    sizes = {str(size): identity for identity in MODELS if (size := raw("models", identity).get("size_alias"))}
+    sizes = {
+        str(size): identity for identity in MODELS if (size := raw("models", identity).get("size_alias"))
+    }
     for size in ("7b", "8b", "13b", "32b", "70b", "405b"):
         assert size in sizes
         assert catalog.resolve("models", size, "model") == sizes[size]

@@ -219,12 +219,8 @@ def test_a_tokenizer_of_300_000_strings_is_walked_but_not_kept(
     checkpoint = read_gguf(path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert checkpoint.metadata["tokenizer.ggml.tokens"] == GgufArray(
-        item_type="str", length=300_000
-    )
-    assert checkpoint.metadata["tokenizer.ggml.token_type"] == GgufArray(
-        item_type="i32", length=300_000
-    )
+    assert checkpoint.metadata["tokenizer.ggml.tokens"] == GgufArray(item_type="str", length=300_000)
+    assert checkpoint.metadata["tokenizer.ggml.token_type"] == GgufArray(item_type="i32", length=300_000)
     assert checkpoint.metadata["last"] == 7
     assert gguf_architecture(checkpoint)["vocab_length"] == 300_000
     assert peak < 2_000_000
@@ -247,9 +243,7 @@ def part(writer: Writer, number: int, total: int, tensors: int, name: str | None
 
 
 def test_a_split_set_is_read_by_its_first_part(tmp_path: Path, gguf_writer: type[Writer]) -> None:
-    paths = [
-        part(gguf_writer(), n, 3, 3).write(tmp_path / f"m-{n:05}-of-00003.gguf") for n in (1, 2, 3)
-    ]
+    paths = [part(gguf_writer(), n, 3, 3).write(tmp_path / f"m-{n:05}-of-00003.gguf") for n in (1, 2, 3)]
     checkpoint = read_gguf(paths[0])
     assert checkpoint.files == 3
     assert checkpoint.stored_bytes == 3 * 4 * 34

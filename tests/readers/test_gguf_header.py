@@ -22,9 +22,7 @@ F32, F16, Q4_0, BF16 = 0, 1, 2, 30
 
 
 @pytest.mark.parametrize("number", sorted(GGML_TYPES))
-def test_every_type_takes_its_blocks(
-    number: int, tmp_path: Path, gguf_writer: type[Writer]
-) -> None:
+def test_every_type_takes_its_blocks(number: int, tmp_path: Path, gguf_writer: type[Writer]) -> None:
     name, block, block_bytes = GGML_TYPES[number]
     writer = gguf_writer()
     writer.tensor("w", number, [block * 2, 3])
@@ -79,9 +77,7 @@ def test_every_kind_of_value(tmp_path: Path, gguf_writer: type[Writer]) -> None:
     }
 
 
-def test_strings_that_end_anywhere_near_the_end_of_a_piece(
-    tmp_path: Path, gguf_writer: type[Writer]
-) -> None:
+def test_strings_that_end_anywhere_near_the_end_of_a_piece(tmp_path: Path, gguf_writer: type[Writer]) -> None:
     for before in range(40):
         writer = gguf_writer().key("before", "x" * before)
         # Half a piece of 64 KiB, then strings of 24 bytes with their lengths over its end.
@@ -251,9 +247,9 @@ def test_folders_pipes_and_missing_files(tmp_path: Path) -> None:
             read_gguf(path)
 
 
-NAMES = st.text(
-    st.characters(codec="utf-8", exclude_categories=("C", "Z")), min_size=1, max_size=40
-).filter(str.isprintable)
+NAMES = st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z")), min_size=1, max_size=40).filter(
+    str.isprintable
+)
 VALUES: st.SearchStrategy[object] = (
     st.booleans()
     | st.integers(0, 2**32 - 1)
@@ -292,8 +288,7 @@ def test_what_was_written_is_read_back(
         key: tuple(value) if isinstance(value, list) else value for key, value in keys.items()
     }
     assert {tensor.name: (tensor.dtype, tensor.shape) for tensor in checkpoint.tensors} == {
-        name: (GGML_TYPES[number][0], tuple(reversed(widths)))
-        for name, (number, widths) in tensors.items()
+        name: (GGML_TYPES[number][0], tuple(reversed(widths))) for name, (number, widths) in tensors.items()
     }
     assert sum(checkpoint.bytes_by_dtype.values()) == checkpoint.stored_bytes
     assert sum(checkpoint.bytes_by_role.values()) == checkpoint.stored_bytes

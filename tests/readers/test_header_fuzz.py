@@ -280,9 +280,7 @@ def fuzz(fuzzers: list[Fuzz], inputs: int) -> None:
     for fuzzer in fuzzers:
         for seed in fuzzer.seeds:
             fuzzer.write(seed)
-            assert (
-                fuzzer.read(fuzzer.folder / fuzzer.target).stored_bytes > 0
-            )  # the seeds are valid
+            assert fuzzer.read(fuzzer.folder / fuzzer.target).stored_bytes > 0  # the seeds are valid
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for number in range(inputs):
         fuzzers[number % 2].run(number)

@@ -198,9 +198,7 @@ MIXED = {
         pytest.param(
             {"m.weight": ("U8", (512, 1024)), "m.weight_scale": ("U8", (512, 32))}, None, id="MXFP8"
         ),
-        pytest.param(
-            {"m.weight": ("F4", (512, 1024)), "m.scale": ("F8_E8M0", (512, 32))}, None, id="F4"
-        ),
+        pytest.param({"m.weight": ("F4", (512, 1024)), "m.scale": ("F8_E8M0", (512, 32))}, None, id="F4"),
         pytest.param(
             {
                 "m.weight": ("U8", (WEIGHTS // 2, 1)),
@@ -275,9 +273,7 @@ def test_the_layer_has_its_weights_whatever_the_packing(
         ("layers.0.ffn.gate.tid2eid", "I64", (129280, 6)),
     ],
 )
-def test_buffers_are_stored_but_are_no_parameters(
-    name: str, dtype: str, shape: tuple[int, ...]
-) -> None:
+def test_buffers_are_stored_but_are_no_parameters(name: str, dtype: str, shape: tuple[int, ...]) -> None:
     assert counted({name: (dtype, shape)}) == {name: 0}
 
 
@@ -336,9 +332,7 @@ def test_names_of_scales_that_are_parameters() -> None:
         pytest.param(
             {"m.qweight": ("I32", (1024, 64)), "m.scales": ("F16", (8, 500))}, None, id="AWQ uneven"
         ),
-        pytest.param(
-            {"m.qweight": ("I32", (0, 64)), "m.scales": ("F16", (0, 512))}, None, id="AWQ empty"
-        ),
+        pytest.param({"m.qweight": ("I32", (0, 64)), "m.scales": ("F16", (0, 512))}, None, id="AWQ empty"),
         pytest.param(
             {"m.weight_packed": ("I32", (512, 128)), "m.weight_scale": ("BF16", (512, 8))},
             None,
@@ -376,9 +370,7 @@ def test_names_of_scales_that_are_parameters() -> None:
         ),
         pytest.param({"m.weight": ("U8", (512, 512))}, {"bits": 4}, id="bytes without scales"),
         pytest.param({"m.W_q": ("U8", (512, 512)), "m.scale": ("F16", (8192, 1))}, None, id="HQQ"),
-        pytest.param(
-            {"m.x_blocks": ("U8", (4, 16)), "m.x_scales": ("U8", (5,))}, None, id="blocks uneven"
-        ),
+        pytest.param({"m.x_blocks": ("U8", (4, 16)), "m.x_scales": ("U8", (5,))}, None, id="blocks uneven"),
         pytest.param({"m.q_weight": ("I32", (512, 512))}, None, id="EXL2"),
         pytest.param({"m.codes": ("I16", (512, 512))}, None, id="AQLM"),
         pytest.param({"m.weight": ("I64", (4, 4))}, None, id="int64"),

@@ -179,9 +179,7 @@ def test_a_numbered_mtp_layer_is_told_apart_from_the_decoder(
     assert checkpoint.role_of("model.layers.6.mlp.gate.weight") == "router"
 
 
-def test_an_index_of_400_shards_opens_within_a_second(
-    tmp_path: Path, write_safetensors: Write
-) -> None:
+def test_an_index_of_400_shards_opens_within_a_second(tmp_path: Path, write_safetensors: Write) -> None:
     tensors: Tensors = [
         (f"model.layers.{n // 120}.mlp.experts.{n % 120}.down_proj.weight", "BF16", (2048, 768))
         for n in range(400 * 40)
@@ -242,14 +240,10 @@ def test_index_and_shards_must_agree(
         read_safetensors(tmp_path)
 
 
-def test_a_tensor_in_two_shards_is_not_counted_twice(
-    tmp_path: Path, write_safetensors: Write
-) -> None:
+def test_a_tensor_in_two_shards_is_not_counted_twice(tmp_path: Path, write_safetensors: Write) -> None:
     write_safetensors(tmp_path / "x.safetensors", ONE)
     write_safetensors(tmp_path / "y.safetensors", ONE)
-    with pytest.raises(
-        InputError, match=r"'a.weight' is in 'x.safetensors' and in 'y.safetensors'"
-    ):
+    with pytest.raises(InputError, match=r"'a.weight' is in 'x.safetensors' and in 'y.safetensors'"):
         read_safetensors(tmp_path)
 
 
@@ -288,9 +282,7 @@ def test_a_folder_half_downloaded_is_refused(tmp_path: Path, write_safetensors: 
         read_safetensors(tmp_path / "model-00001-of-00003.safetensors")
 
 
-def test_the_same_weights_under_two_names_are_not_added_up(
-    tmp_path: Path, write_safetensors: Write
-) -> None:
+def test_the_same_weights_under_two_names_are_not_added_up(tmp_path: Path, write_safetensors: Write) -> None:
     write_safetensors(tmp_path / "model-00001-of-00001.safetensors", ONE)
     write_safetensors(tmp_path / "consolidated.safetensors", TWO)
     with pytest.raises(InputError, match="more than one checkpoint"):

@@ -43,9 +43,7 @@ def test_a_tensor_of_half_a_byte_is_refused_as_the_library_does(
         read_safetensors(path)
 
 
-def test_odd_rows_of_half_bytes_are_packed_across_rows(
-    tmp_path: Path, write_safetensors: Write
-) -> None:
+def test_odd_rows_of_half_bytes_are_packed_across_rows(tmp_path: Path, write_safetensors: Write) -> None:
     path = write_safetensors(tmp_path / "x.safetensors", [("w", "F4", (2, 3))])
     assert read_safetensors(path).stored_bytes == 3
 
@@ -58,14 +56,10 @@ ENTRY = b'{"dtype":"F32","shape":[2],"data_offsets":[0,8]}'
     [
         pytest.param(b'{"a":' + ENTRY, 8, "not valid JSON", id="header cut off"),
         pytest.param(b"[" + ENTRY + b"]", 8, "starts with", id="list at the top"),
-        pytest.param(
-            b'{"a":' + ENTRY + b',"a":' + ENTRY + b"}", 8, "'a' is there twice", id="twice"
-        ),
+        pytest.param(b'{"a":' + ENTRY + b',"a":' + ENTRY + b"}", 8, "'a' is there twice", id="twice"),
         pytest.param(b'{"a":' + ENTRY + b"}", 7, "describes 8 bytes", id="data cut off"),
         pytest.param(b'{"a":' + ENTRY + b"}", 9, "the file has 9", id="data too long"),
-        pytest.param(
-            b'{"a":' + ENTRY + b',"b":' + ENTRY + b"}", 8, "'b' starts at byte 0", id="overlap"
-        ),
+        pytest.param(b'{"a":' + ENTRY + b',"b":' + ENTRY + b"}", 8, "'b' starts at byte 0", id="overlap"),
         pytest.param(
             b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}}',
             12,
@@ -111,9 +105,7 @@ ENTRY = b'{"dtype":"F32","shape":[2],"data_offsets":[0,8]}'
             "dimension True",
             id="bool",
         ),
-        pytest.param(
-            b'{"a":{"dtype":"F32","shape":2,"data_offsets":[0,8]}}', 8, "no shape", id="no list"
-        ),
+        pytest.param(b'{"a":{"dtype":"F32","shape":2,"data_offsets":[0,8]}}', 8, "no shape", id="no list"),
         pytest.param(
             b'{"a":{"dtype":"F32","shape":[1,1,1,1,1,1,1,1,2],"data_offsets":[0,8]}}',
             8,
@@ -121,8 +113,7 @@ ENTRY = b'{"dtype":"F32","shape":[2],"data_offsets":[0,8]}'
             id="nine dimensions",
         ),
         pytest.param(
-            b'{"a":{"dtype":"F32","shape":[9223372036854775807,9223372036854775807],'
-            b'"data_offsets":[0,8]}}',
+            b'{"a":{"dtype":"F32","shape":[9223372036854775807,9223372036854775807],"data_offsets":[0,8]}}',
             8,
             "larger than 2\\^63",
             id="overflow",
@@ -148,15 +139,11 @@ ENTRY = b'{"dtype":"F32","shape":[2],"data_offsets":[0,8]}'
         ),
         pytest.param(b'{"a":[]}', 8, "exactly dtype", id="no object"),
         pytest.param(b'{"":' + ENTRY + b"}", 8, "is empty", id="empty name"),
-        pytest.param(
-            b'{"' + b"a" * 513 + b'":' + ENTRY + b"}", 8, "longer than 512", id="long name"
-        ),
+        pytest.param(b'{"' + b"a" * 513 + b'":' + ENTRY + b"}", 8, "longer than 512", id="long name"),
         pytest.param(b'{"a\\u001b[2J":' + ENTRY + b"}", 8, "unprintable", id="terminal escape"),
         pytest.param(b'{"a\\ud800":' + ENTRY + b"}", 8, "unprintable", id="lone surrogate"),
         pytest.param(b'{"__metadata__":{"a":1}}', 0, "__metadata__", id="metadata of numbers"),
-        pytest.param(
-            b'{"__metadata__":{"a":"\\udc00"}}', 0, "__metadata__", id="metadata surrogate"
-        ),
+        pytest.param(b'{"__metadata__":{"a":"\\udc00"}}', 0, "__metadata__", id="metadata surrogate"),
         pytest.param(b'{"a":NaN}', 0, "NaN is no JSON", id="NaN"),
         pytest.param(b'{"a":\xff}', 0, "not valid JSON", id="not UTF-8"),
         pytest.param(b'{"a":' + b"[" * 100_000, 0, "nested too deeply", id="nesting"),
@@ -225,9 +212,9 @@ def test_a_hundred_megabytes_of_zeros_are_not_read(tmp_path: Path) -> None:
     assert peak < 1_000_000
 
 
-NAMES = st.text(
-    st.characters(codec="utf-8", exclude_categories=("C", "Z")), min_size=1, max_size=40
-).filter(lambda name: name.isprintable() and name != "__metadata__")
+NAMES = st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z")), min_size=1, max_size=40).filter(
+    lambda name: name.isprintable() and name != "__metadata__"
+)
 SHAPES = st.lists(st.integers(0, 5), max_size=6)
 
 
@@ -261,9 +248,7 @@ def test_what_was_written_is_read_back(
 
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
-    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=8,
 )
 

@@ -98,9 +98,7 @@ class GgufWriter:
             items, number = b"".join(map(self.text, value)), 8
         else:
             items, number = struct.pack(f"<{len(value)}i", *value), 5
-        return self.raw_key(
-            key, 9, struct.pack("<I", number) + struct.pack(self.length, len(value)) + items
-        )
+        return self.raw_key(key, 9, struct.pack("<I", number) + struct.pack(self.length, len(value)) + items)
 
     def tensor(
         self, name: str | bytes, type_number: int, widths: Sequence[int], offset: int | None = None
@@ -170,9 +168,7 @@ def _llama_8b(
     linear: Callable[[str, int, int], list[tuple[str, str, Sequence[int]]]] | None = None,
 ) -> list[tuple[str, str, Sequence[int]]]:
     """Tensors of Llama-3-8B as published; `linear` (path, out, in) replaces the linear layers'."""
-    made: list[tuple[str, str, Sequence[int]]] = [
-        ("model.embed_tokens.weight", "BF16", (128256, 4096))
-    ]
+    made: list[tuple[str, str, Sequence[int]]] = [("model.embed_tokens.weight", "BF16", (128256, 4096))]
     for layer in range(32):
         prefix = f"model.layers.{layer}."
         made.append((prefix + "input_layernorm.weight", "BF16", (4096,)))
