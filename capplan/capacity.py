@@ -240,12 +240,19 @@ class Demand:
 
     def most_users(self, pool: int) -> int:
         """Most users at this context."""
-        return _largest(lambda users: self._fits_in(pool, users, self.context), MAX_USERS)
+        first, second = (sum(self.kv_bytes(users, self.context)) for users in (1, 2))
+        # Every further user adds the same, so the first guess is right but for rounding.
+        guess = 1 + (pool - first) // (second - first) if second > first else MAX_USERS
+        return _largest(lambda users: self._fits_in(pool, users, self.context), MAX_USERS, guess)
 
     def longest_context(self, pool: int) -> int:
         """Longest context at these users, at most the model's own limit."""
         limit = self.max_context or MAX_CONTEXT
-        return _largest(lambda context: self._fits_in(pool, self.users, context), limit)
+        here = sum(self.kv_bytes(self.users, self.context))
+        # Exact where every layer keeps every token; a start for the search where windows bend the line.
+        block = self.block_size
+        guess = int(pool / here * self.context) // block * block if here else limit
+        return _largest(lambda context: self._fits_in(pool, self.users, context), limit, guess)
 
     def paging(self, pool_bytes: int | None) -> Paging | None:
         """Waste of paging beside that of contiguous pre-allocation of the model's longest context.
@@ -275,14 +282,28 @@ class Demand:
         )
 
 
-def _largest(holds: Callable[[int], bool], limit: int) -> int:
-    """The largest n in [0, limit] for which a condition that only turns false once holds."""
-    if not holds(1):
-        return 0
-    low, high = 1, 2
-    while high <= limit and holds(high):
-        low, high = high, high * 2
-    high = min(high, limit + 1)
+def _largest(holds: Callable[[int], bool], limit: int, guess: int) -> int:
+    """The largest n in [0, limit] for which a condition that only turns false once holds.
+
+    The search gallops away from `guess` in steps that double, then halves the bracket: a good guess needs
+    two trials, a bad one twice its logarithm.
+    """
+    guess = min(max(guess, 1), limit)
+    step = 1
+    if holds(guess):
+        low, high = guess, limit + 1
+        while low + step < high:
+            if not holds(low + step):
+                high = low + step
+                break
+            low, step = low + step, step * 2
+    else:
+        low, high = 0, guess
+        while high - step > 0:
+            if holds(high - step):
+                low = high - step
+                break
+            high, step = high - step, step * 2
     while high - low > 1:
         middle = (low + high) // 2
         if holds(middle):

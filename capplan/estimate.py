@@ -60,7 +60,7 @@ class VramQuestion:
     online: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class VramEstimate:
     """The answer of `capplan vram`. Sizes are bytes; `need` and `verdicts` are per GPU."""
 

@@ -221,6 +221,17 @@ def show_format(stored: Format) -> dict[str, Any]:
         "activation_bits": stored.activation_bits,
         "applies_to": "linear layers" if stored.quantizes == "linear" else "all tensors",
         "keeps_at_16_bits": list(stored.keeps),
+        "mix": [
+            {
+                "tensor": rule.tensor,
+                "type": rule.stored.id,
+                "layers": rule.layers,
+                "experts": rule.experts or (f"{rule.min_experts}+" if rule.min_experts else None),
+                "layer_count": rule.layer_count,
+                "heads_per_kv_head": f"{rule.min_gqa}+" if rule.min_gqa else None,
+            }
+            for rule in stored.rules
+        ],
         "kv_cache": "yes" if stored.kv else "no",
         "aliases": list(stored.aliases),
         "notes": stored.notes,

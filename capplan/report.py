@@ -1,8 +1,5 @@
-"""Answers as text: terminal tables (rich), Markdown, CSV, JSON. Nothing here prints or computes a figure."""
+"""Answers as text: terminal tables (rich), Markdown, CSV. Nothing here prints or computes a figure."""
 
-import csv
-import io
-import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,13 +26,11 @@ _PARTS: Final = (
 _FITS: Final = {True: ("yes", "green"), False: ("no", "red"), None: ("maybe", "yellow")}
 
 
-def to_json(data: dict[str, Any]) -> str:
-    """JSON text; a NaN or infinity is a bug and raises ValueError."""
-    return json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-
-
 def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     """CSV with a header; empty cells for None."""
+    import csv
+    import io
+
     out = io.StringIO()
     if rows:
         writer = csv.DictWriter(out, fieldnames=list(rows[0]), lineterminator="\n")

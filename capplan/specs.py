@@ -239,7 +239,7 @@ class StoredWeights:
         return sum(count for role, count in self.parameters_by_role.items() if role not in BESIDE_THE_DECODER)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Model:
     """A model architecture as its publisher's files describe it.
 
@@ -279,7 +279,7 @@ class Model:
         return inside + sum(tensor.parameters for tensor in self.outside)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Gpu:
     """Facts of one accelerator. Peaks are dense."""
 
@@ -317,7 +317,7 @@ class Gpu:
         return self.memory_driver_bytes or self.memory_bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Architecture:
     """What a config.json does not say and its model class does (profiles/architectures).
 

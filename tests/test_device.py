@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from capplan.device import LocalDevice, local, local_devices
-from capplan.device.cuda import CudaDevice
+from capplan.device.cuda import CudaDevice, cuda_devices
 from capplan.errors import ExitStatus, ExtraMissingError, InputError
 from capplan.units import GIB, KIB, MIB
 
@@ -516,12 +516,12 @@ def test_without_the_binding(monkeypatch: pytest.MonkeyPatch, module: object) ->
     monkeypatch.setitem(sys.modules, "pynvml", module)
     with pytest.raises(ExtraMissingError, match="nvidia-ml-py") as caught:
         local_devices()
-    assert caught.value.exit_status == ExitStatus.EXTRA_MISSING == 5
+    assert caught.value.exit_status is ExitStatus.EXTRA_MISSING
     assert "capplan[profile]" in caught.value.hint
 
 
 def test_the_cuda_driver_is_asked_safely() -> None:
     """Whatever machine this runs on: answers or nothing, and no error."""
-    for found in local.cuda_devices().values():
+    for found in cuda_devices().values():
         assert found.total_bytes > 0
         assert found.name

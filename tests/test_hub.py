@@ -60,7 +60,7 @@ class LocalEntryNotFoundError(EntryNotFoundError, FileNotFoundError, ValueError)
     pass
 
 
-class OfflineModeIsEnabled(ConnectionError):
+class OfflineModeIsEnabled(ConnectionError):  # noqa: N818  # the package's own name
     pass
 
 

@@ -146,9 +146,7 @@ def test_an_index_without_its_files_plans_from_the_config(tmp_path: Path) -> Non
     assert "not here" in model.assumptions[0]
 
 
-def test_fewer_parameters_in_the_files_are_said_and_used(
-    tmp_path: Path, write_safetensors: Writer
-) -> None:
+def test_fewer_parameters_in_the_files_are_said_and_used(tmp_path: Path, write_safetensors: Writer) -> None:
     path = folder(tmp_path, TINY)
     file = write_safetensors(path / "model.safetensors", tiny(layers=1))
     model = model_source.load(str(file))
@@ -178,7 +176,7 @@ def test_a_head_stored_beside_a_tied_embedding_is_not_loaded(
 def test_packed_weights_with_their_config(
     tmp_path: Path, write_safetensors: Writer, llama_8b: Callable[..., Tensors]
 ) -> None:
-    # AWQ: words, zero points and scales of groups of 128, as published: 5,727,854,592 B, 5.706 bits a parameter.
+    # AWQ: words, zero points and scales of groups of 128, as published: 5,727,854,592 B, 5.706 bits.
     def awq(path: str, out: int, width: int) -> Tensors:
         groups = width // 128
         return [
@@ -232,9 +230,7 @@ def test_towers_come_from_the_files(tmp_path: Path, write_safetensors: Writer) -
         "model_type": "siglip_vision_model", "hidden_size": 32, "intermediate_size": 64, "image_size": 28,
         "num_hidden_layers": 1, "patch_size": 14, "num_attention_heads": 2,
     }  # fmt: skip
-    path = folder(
-        tmp_path, {"model_type": "llava", "text_config": TINY, "vision_config": vision}
-    )
+    path = folder(tmp_path, {"model_type": "llava", "text_config": TINY, "vision_config": vision})
     write_safetensors(
         path / "model.safetensors",
         [
@@ -252,9 +248,7 @@ def test_towers_come_from_the_files(tmp_path: Path, write_safetensors: Writer) -
     assert extra == sizes
 
 
-def test_parts_that_the_files_do_not_have_take_nothing(
-    tmp_path: Path, write_safetensors: Writer
-) -> None:
+def test_parts_that_the_files_do_not_have_take_nothing(tmp_path: Path, write_safetensors: Writer) -> None:
     config = {"model_type": "llava", "text_config": TINY, "vision_config": {
         "model_type": "siglip_vision_model", "hidden_size": 32, "intermediate_size": 64, "image_size": 28,
         "num_hidden_layers": 1, "patch_size": 14}}  # fmt: skip

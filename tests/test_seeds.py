@@ -376,7 +376,7 @@ def each_row() -> pytest.MarkDecorator:
 def cli_app() -> Any:
     """The typer application, or None while there is none."""
     try:
-        return getattr(importlib.import_module("capplan.cli"), "app", None)
+        return importlib.import_module("capplan.cli").application()
     except ImportError:
         return None
 

@@ -1,41 +1,45 @@
 """Command line: parse, call, render."""
 
 import sys
-from typing import Annotated, Any
+from importlib import import_module
+from typing import Annotated, Any, Final
 
 import typer
 
 from capplan import __version__
-from capplan.cli.explain import explain
 from capplan.cli.output import write
-from capplan.cli.show import list_things, show
-from capplan.cli.vram import vram
 from capplan.errors import CapplanError, ExitStatus, InputError, did_you_mean
 
+# Command → module and function. Only the command that is run is imported and built.
+COMMANDS: Final = {
+    "vram": ("vram", "vram"),
+    "list": ("show", "list_things"),
+    "show": ("show", "show"),
+    "explain": ("explain", "explain"),
+}
 # The parser's own error class, wherever this Typer keeps its parser: the parent of BadParameter.
-USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
-
-app = typer.Typer(
-    name="capplan",
-    help="GPU capacity planning and cost of LLM serving, on numbers that say where they come from.",
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+USAGE_ERROR: Final[type[Exception]] = typer.BadParameter.__mro__[1]
 
 
-@app.callback()
-def options(version: Annotated[bool, typer.Option("--version", help="The version.")] = False) -> None:
-    if version:
-        write(f"capplan {__version__}\n")
-        raise typer.Exit
+def application(*names: str) -> typer.Typer:
+    """The Typer app with these commands, or with all of them."""
+    app = typer.Typer(
+        name="capplan",
+        help="GPU capacity planning and cost of LLM serving, on numbers that say where they come from.",
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_options)
+    for name in names or COMMANDS:
+        module, function = COMMANDS[name]
+        app.command(name=name)(getattr(import_module(f"capplan.cli.{module}"), function))
+    return app
 
 
-app.command()(vram)
-app.command(name="list")(list_things)
-app.command()(show)
-app.command()(explain)
+def _options(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    """GPU capacity planning and cost of LLM serving, on numbers that say where they come from."""
 
 
 def main() -> None:
@@ -45,8 +49,12 @@ def main() -> None:
 
 def run(arguments: list[str]) -> int:
     """Run one command line and return its exit code."""
+    if arguments == ["--version"]:
+        write(f"capplan {__version__}\n")
+        return int(ExitStatus.OK)
+    asked = arguments[:1] if arguments and arguments[0] in COMMANDS else []
     try:
-        result = app(args=arguments or ["--help"], prog_name="capplan", standalone_mode=False)
+        result = application(*asked)(args=arguments or ["--help"], prog_name="capplan", standalone_mode=False)
     except CapplanError as error:
         print(error, file=sys.stderr)
         return int(error.exit_status)
@@ -78,6 +86,8 @@ def _usage_error(error: Any) -> InputError:
     message = error.format_message().rstrip(".")
     if name is None and message.startswith("No such command"):
         name = message.split("'")[1]
+        # An older version on the path is the usual reason: say which one answers.
+        message = f"{message.split('. ')[0]} in capplan {__version__}"
     if "valid integer" in message or "valid number" in message:
         hint = "write a plain number: 1000, not 1e3 or 1k"
     if name is not None:

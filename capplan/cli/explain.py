@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from capplan.cli.output import OutputFormat, render, write
+from capplan.cli.output import OutputFormat, render, write, write_json
 from capplan.errors import InputError
 
 
@@ -40,7 +40,7 @@ def report_rows(rows: Sequence[Mapping[str, Any]], output: OutputFormat, schema:
     from capplan import report
 
     if output is OutputFormat.JSON:
-        write(report.to_json({"schema": schema, "rows": rows}))
+        write_json({"schema": schema, "rows": rows})
     elif output is OutputFormat.CSV:
         write(report.to_csv(rows))
     elif output is OutputFormat.MD:

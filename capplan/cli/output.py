@@ -1,8 +1,9 @@
 """Where answers go: stdout carries the answer, in the format asked; stderr everything else."""
 
+import json
 import sys
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -26,6 +27,11 @@ def write(text: str) -> None:
     else:
         stream.write(text.encode())
         stream.flush()
+
+
+def write_json(data: dict[str, Any]) -> None:
+    """JSON to stdout; a NaN or infinity is a bug and raises ValueError."""
+    write(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def console_width() -> int:

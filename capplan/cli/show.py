@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from capplan.cli.explain import report_rows
-from capplan.cli.output import OutputFormat, render, write
+from capplan.cli.output import OutputFormat, render, write_json
 
 
 class Kind(str, Enum):
@@ -45,7 +45,7 @@ def show(
 
     found = listing.find(name, online=online)
     if output is OutputFormat.JSON:
-        write(report.to_json(found))
+        write_json(found)
     elif output is OutputFormat.TABLE:
         render(report.thing_view(found))
     else:

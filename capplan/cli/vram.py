@@ -1,12 +1,15 @@
 """`capplan vram`: what serving needs, whether it fits, how many users."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from capplan.cli.output import OutputFormat, console_width, render, write
+from capplan.cli.output import OutputFormat, console_width, render, write, write_json
 from capplan.errors import ExitStatus, InputError
 from capplan.units import GIB, parse_count, parse_size_bytes
+
+if TYPE_CHECKING:
+    from capplan.estimate import VramEstimate
 
 _MODEL = "Catalog name or size (8b), or a path: config.json, its folder, .safetensors, index, .gguf."
 
@@ -37,7 +40,7 @@ def vram(
 
     Example: capplan vram --model 8b --precision int4 --users 64
     """
-    from capplan import estimate, report
+    from capplan import estimate
 
     answer = estimate.vram(
         model,
@@ -58,21 +61,28 @@ def vram(
         online=online,
         **_overhead(overhead),
     )
+    _write(answer, output, explain)
+    refused = answer.fits is False and not answer.asks_all
+    return int(ExitStatus.DOES_NOT_FIT if refused else ExitStatus.OK)
+
+
+def _write(answer: "VramEstimate", output: OutputFormat, explain: bool) -> None:
     steps: tuple[str, ...] = ()
     if explain:
         from capplan.explain import explain_vram
 
         steps = explain_vram(answer)
     if output is OutputFormat.JSON:
-        write(report.to_json(answer.to_dict() | ({"explain": list(steps)} if explain else {})))
-    elif output is OutputFormat.CSV:
+        write_json(answer.to_dict() | ({"explain": list(steps)} if explain else {}))
+        return
+    from capplan import report
+
+    if output is OutputFormat.CSV:
         write(report.to_csv(report.vram_rows(answer)))
     elif output is OutputFormat.MD:
         write(report.vram_markdown(answer) + "".join(f"- {step}\n" for step in steps))
     else:
         render([*report.vram_view(answer, console_width()), *report.step_view(steps)])
-    refused = answer.fits is False and not answer.asks_all
-    return int(ExitStatus.DOES_NOT_FIT if refused else ExitStatus.OK)
 
 
 def _count(text: str | None) -> int | None:

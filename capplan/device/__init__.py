@@ -1,5 +1,6 @@
 """The GPUs of this machine."""
 
-from capplan.device.local import LocalDevice, local_devices
+from capplan.device.local import local_devices
+from capplan.device.record import LocalDevice
 
 __all__ = ["LocalDevice", "local_devices"]

@@ -12,54 +12,17 @@ own references. Read 2026-11.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from capplan.device.cuda import CudaDevice, cuda_devices
+from capplan.device.record import MEMINFO, LocalDevice, coherent, shared, system_memory
 from capplan.errors import ExtraMissingError, InputError
-from capplan.units import KIB
 
-MEMINFO = Path("/proc/meminfo")
 _HINT = "name the GPU instead, e.g. --gpu h100-sxm"
 _WHERE = "--gpu local"
 # NVML's NVML_VALUE_NOT_AVAILABLE is all bits set; some bindings pass on 32 of them.
 _SENTINELS = frozenset({(1 << 64) - 1, (1 << 63) - 1, (1 << 32) - 1, -1})
 _LARGEST_BYTES = 1 << 47  # 128 TiB
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalDevice:
-    """One GPU, or one MIG slice of it.
-
-    `memory` is "dedicated", "shared" (the system's own memory: GB10, Jetson, laptops' integrated parts)
-    or "coherent" (its own, but the kernel may keep page cache in it: GH200). `total_bytes` is the
-    driver's figure (nvidia-smi's), `reserved_bytes` what the driver keeps of it, `cuda_total_bytes` what
-    CUDA sees. `free_bytes` counts page cache as free where the memory is shared or coherent.
-    `processes_bytes` is held by running processes. `index` is NVML's (by PCI bus).
-    """
-
-    name: str
-    index: int | None
-    uuid: str | None
-    memory: Literal["dedicated", "shared", "coherent"]
-    total_bytes: int | None
-    reserved_bytes: int | None
-    cuda_total_bytes: int | None
-    used_bytes: int | None
-    free_bytes: int | None
-    processes: int | None
-    processes_bytes: int | None
-    mig_profile: str | None = None
-    notes: tuple[str, ...] = ()
-
-    @property
-    def capacity_bytes(self) -> int | None:
-        """What an engine takes its fraction of: CUDA's total, else the driver's less its reserve."""
-        if self.cuda_total_bytes is not None:
-            return self.cuda_total_bytes
-        if self.total_bytes is None:
-            return None
-        return self.total_bytes - (self.reserved_bytes or 0)
 
 
 def local_devices(*, visible: str | None = None) -> tuple[LocalDevice, ...]:
@@ -70,7 +33,7 @@ def local_devices(*, visible: str | None = None) -> tuple[LocalDevice, ...]:
     """
     nvml = _nvml()
     cuda = cuda_devices()
-    system = _meminfo(MEMINFO)
+    system = system_memory(MEMINFO)
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
@@ -192,21 +155,6 @@ def _unanswerable(*_: Any) -> None:
     raise AttributeError
 
 
-def _meminfo(path: Path) -> Mapping[str, int]:
-    """MemTotal and MemAvailable in bytes. MemFree is no measure of what can be had: it excludes cache."""
-    try:
-        text = path.read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return {}
-    found = {}
-    for line in text.splitlines():
-        name, _, rest = line.partition(":")
-        number = rest.split()[:1]
-        if name in ("MemTotal", "MemAvailable") and number and number[0].isdigit():
-            found[name] = int(number[0]) * KIB
-    return found
-
-
 def _listed(nvml: Any, cuda: Mapping[str, CudaDevice], system: Mapping[str, int]) -> Iterator[LocalDevice]:
     for index in range(_ask(nvml, nvml.nvmlDeviceGetCount) or 0):
         handle = _ask(nvml, nvml.nvmlDeviceGetHandleByIndex, index)
@@ -270,39 +218,13 @@ def _device(
         notes=() if memory.reserved is not None or memory.total is None else (_NO_RESERVE,),
     )
     if (seen is not None and seen.integrated) or memory.total is None:
-        return _shared(made, system)
+        return shared(made, system)
     if seen is not None and seen.host_page_tables:
-        return _coherent(made, system)
+        return coherent(made, system)
     return made
 
 
 _NO_RESERVE = "this driver does not tell its own reserve from what is used"
-_SHARED = "memory is shared with the CPU; page cache counts as available"
-
-
-def _shared(device: LocalDevice, system: Mapping[str, int]) -> LocalDevice:
-    """A GPU on the system's memory: a framebuffer size, where one is reported, is a carve-out."""
-    total = system.get("MemTotal") or device.cuda_total_bytes
-    free = system.get("MemAvailable")
-    return replace(
-        device,
-        memory="shared",
-        total_bytes=total,
-        reserved_bytes=None,
-        used_bytes=None if total is None or free is None else max(0, total - free),
-        free_bytes=free,
-        notes=(_SHARED,) if total is not None else (_SHARED, "its size cannot be read here"),
-    )
-
-
-def _coherent(device: LocalDevice, system: Mapping[str, int]) -> LocalDevice:
-    """A GPU whose own memory also serves the kernel: what is not a process's can be had back."""
-    room, held, available = device.capacity_bytes, device.processes_bytes, system.get("MemAvailable")
-    if room is None or held is None or available is None or device.free_bytes is None:
-        return replace(device, memory="coherent")
-    free = max(device.free_bytes, min(room - held, available))
-    note = "the kernel may hold page cache in this memory; it counts as free here, engines may refuse it"
-    return replace(device, memory="coherent", free_bytes=free, notes=(*device.notes, note))
 
 
 def _from_cuda(device: CudaDevice, system: Mapping[str, int]) -> LocalDevice:
@@ -320,7 +242,7 @@ def _from_cuda(device: CudaDevice, system: Mapping[str, int]) -> LocalDevice:
         processes_bytes=None,
         notes=("NVML is absent here: only what CUDA says is known",),
     )
-    return _shared(made, system) if device.integrated else made
+    return shared(made, system) if device.integrated else made
 
 
 def _bare(uuid: str) -> str:

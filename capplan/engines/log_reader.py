@@ -14,9 +14,11 @@ from typing import IO, Protocol, cast
 from capplan.engines import logs_llamacpp, logs_sglang, logs_tgi, logs_torch, logs_trtllm, logs_vllm
 from capplan.engines.log_merge import merged
 from capplan.engines.log_prefix import line_of, messages
-from capplan.engines.log_record import EngineLog, Line, Notes
+from capplan.engines.log_record import EngineLog, Line, Notes, Reading, Refusal
 from capplan.engines.log_wording import Wording, apply
 from capplan.errors import InputError
+
+__all__ = ["HINTS", "READERS", "EngineLog", "Reading", "Refusal", "read_log"]
 
 DEFAULT_MAX_BYTES = 64 << 30
 _BLOCK_BYTES = 1 << 20
@@ -25,16 +27,17 @@ _ENGINES_HINT = "give the engine's own output from its start on: vLLM, SGLang, T
 
 # A line worth a look holds one of these; every wording does (tested), no line of steady traffic should.
 _HINTS = """
-emory|blocks|buffer|VRAM |KV Cache|KV cache size|KV cache dtype|KV self|SWAKVPool|in paged|in kvCache|Cache is
-Allocate|llocating |cudaMalloc|CUDA |raph |Initializing a|version|args|Args {|model |ing took |weight|oaded
-Using |Use | uses |max_num_batched_tokens|max_num_seqs|max_seq_len|max seq len|Maximum |max batch total
-max len|total_num_tokens|TRTGptModel |axTokensInPaged|tokens per block|Explicitly set|To serve|uto-fit|total consumed
-attention block size|Encoder cache|Checkpoint size|Engine version|Engine core|parallel_size=|parallelism
-Sharding |using device|device_name|Device |GPU 0|avail mem|state size|failed|draft model|error loading
-startup complete|fired up|successfully|server is listening|HTTP server|: Connected|build|file size
-file format|print_meta: format|file type|ftype|general.name|size =|: n_ctx|: n_batch|: n_ubatch|: n_seq_max
-n_slots|new slot|flash_attn|kv_unified|rojected to|model_id: |num_shard: |dtype|quantize: |max_batch|max_total
-fraction: |fraction=|_breakdown_print|out of m|\u2588|File "
+emory|blocks|buffer|VRAM |KV Cache|KV cache size|KV cache dtype|KV self|SWAKVPool|in paged|in kvCache
+ing took |Allocate|llocating |cudaMalloc|CUDA |raph |Initializing a|version|args|Args {|model |Cache is
+Maximum |oaded|Using |Use | uses |max_num_batched_tokens|max_num_seqs|max_seq_len|max seq len|weight
+max batch total|max len|total_num_tokens|TRTGptModel |axTokensInPaged|tokens per block|Explicitly set
+To serve|uto-fit|total consumed|attention block size|Encoder cache|Checkpoint size|Engine version
+Engine core|parallel_size=|parallelism|Sharding |using device|device_name|Device |GPU 0|avail mem
+state size|failed|draft model|error loading|startup complete|fired up|successfully|server is listening
+HTTP server|: Connected|build|file size|file format|print_meta: format|file type|ftype|general.name
+size =|: n_ctx|: n_batch|: n_ubatch|: n_seq_max|n_slots|new slot|flash_attn|kv_unified|rojected to
+model_id: |num_shard: |dtype|quantize: |max_batch|max_total|fraction: |fraction=|_breakdown_print
+out of m|\u2588|File "
 """
 HINTS = tuple(hint.encode() for line in _HINTS.strip().split("\n") for hint in line.split("|"))
 

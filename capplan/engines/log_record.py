@@ -20,8 +20,8 @@ STR_FIELDS = _names(
     "version generation model model_name dtype quantization gpu_name kv_cache_dtype flash_attention"
 )
 FLOAT_FIELDS = _names(
-    "gpu_memory_utilization mem_fraction_static free_gpu_memory_fraction cuda_memory_fraction"
-    " max_concurrency kv_bytes_per_token"
+    "gpu_memory_utilization mem_fraction_static least_mem_fraction_static free_gpu_memory_fraction"
+    " cuda_memory_fraction max_concurrency kv_bytes_per_token"
 )
 BOOL_FIELDS = _names("enforce_eager cuda_graph_in_budget kv_unified")
 INT_FIELDS = _names(
@@ -57,7 +57,7 @@ LAID_OUT = _names(
     " outside_torch_after_load_bytes"
 )
 # Printed negative where the budget ends before the weights do, or where memory was given back.
-SIGNED = _names("kv_pool_bytes non_torch_bytes cuda_graph_bytes kv_suggested_bytes")
+SIGNED = _names("kv_pool_bytes non_torch_bytes cuda_graph_bytes draft_cuda_graph_bytes kv_suggested_bytes")
 
 SHOWN_CHARS = 240
 _MAX_RANKS = 4096

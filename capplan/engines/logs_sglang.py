@@ -70,9 +70,11 @@ def _load_end(notes: Notes, line: Line, match: re.Match[str]) -> None:
         derived = "available memory before loading less after"
     if used is not None:
         notes.put(line, "draft_weights_bytes" if draft else "weights_bytes", used, derived=derived)
-    if not draft:
+    # A draft loaded before the pools leaves what they are carved from.
+    if not draft or notes.get("free_after_pool_bytes", line.rank) is None:
         for name, value in values.items():
-            notes.put(line, name, value)
+            if not draft or name == "free_after_weights_bytes":
+                notes.put(line, name, value)
 
 
 def _pool(notes: Notes, line: Line, match: re.Match[str]) -> None:
@@ -80,17 +82,17 @@ def _pool(notes: Notes, line: Line, match: re.Match[str]) -> None:
     values = dict(values_of(match))
     parts = [values[name] for name in ("k_bytes", "v_bytes", "kv_bytes") if name in values]
     total = sum(part for part in parts if isinstance(part, int))
-    tokens = values.get("kv_tokens", 0)
+    tokens = values.get("kv_tokens")
     label = line.text[max(0, match.start() - 60) : match.start()]
     if _is_draft(notes, line) and notes.get("kv_pool_bytes", line.rank) is not None:
-        notes.put(line, "draft_kv_pool_bytes", total)
-        notes.put(line, "draft_kv_tokens", tokens)
+        pool, count_name, add = "draft_kv_pool_bytes", "draft_kv_tokens", False
     elif "SWA KV Cache" in label:
-        notes.put(line, "kv_pool_bytes", total, add=True)
-        notes.put(line, "window_kv_tokens", tokens)
+        pool, count_name, add = "kv_pool_bytes", "window_kv_tokens", True
     else:
-        notes.put(line, "kv_pool_bytes", total)
-        notes.put(line, "kv_tokens", tokens)
+        pool, count_name, add = "kv_pool_bytes", "kv_tokens", False
+    notes.put(line, pool, total, add=add)
+    if tokens is not None:
+        notes.put(line, count_name, tokens)
     if "kv_cache_dtype" in values:
         notes.put(line, "kv_cache_dtype", values["kv_cache_dtype"])
 
@@ -154,10 +156,11 @@ WORDINGS = (
     ),
     wording(
         "KV Cache is allocated.",
+        # 0.4.0 to 0.4.2 name no tokens.
         _DTYPE
-        + r" #tokens:"
+        + r"(?: #tokens:"
         + count("kv_tokens")
-        + r", (?:K size:"
+        + r",)? (?:K size:"
         + size("k_bytes")
         + r", V size:"
         + size("v_bytes")
@@ -188,6 +191,21 @@ WORDINGS = (
         "Not enough memory. Please try to increase --mem-fraction-static",
         r"(?:.{0,40}?mem_fraction_static=(?P<mem_fraction_static>\d?\.\d{1,12}))?",
         reason="no_memory_for_kv_cache",
+    ),
+    wording(
+        "Loaded weights leave no GPU memory for the KV cache",
+        r"(?: under --mem-fraction-static=(?P<mem_fraction_static>\d?\.\d{1,12}))?"
+        r"(?:.{0,20}?Raise --mem-fraction-static above (?P<least_mem_fraction_static>\d?\.\d{1,12}))?",
+        reason="no_memory_for_kv_cache",
+    ),
+    wording(
+        "Not enough GPU memory for hybrid (mamba/linear-attention) state cache",
+        r"(?:.{0,80}?total_rest_memory="
+        + size("rest_bytes")
+        + r",.{0,4}?mamba_cache_per_req="
+        + size("state_each_bytes")
+        + ")?",
+        reason="no_memory_for_state_cache",
     ),
     wording("ValueError: The memory capacity is unbalanced.", reason="unbalanced_memory"),
     wording(

@@ -33,7 +33,10 @@ class Keys:
 
     def fail(self, key: str, problem: str, hint: str) -> InputError:
         """An error about one key, with its place."""
-        return InputError(f"{self.path}{key}: {problem}", where=self.where, hint=hint)
+        name = f"{self.path}{key}"
+        if not name.isprintable() or len(name) > 200:
+            name = shown(name, 200)
+        return InputError(f"{name}: {problem}", where=self.where, hint=hint)
 
     def present(self, *names: str) -> str | None:
         """The first of `names` that is there and not null; all of them count as read.

@@ -155,7 +155,7 @@ def _from_config(keys: Keys) -> Adapter:
         source=keys.where,
     )
     for key in keys.unused():
-        if key not in _IGNORED and keys.data[key] not in (None, False, "", 0):
+        if key not in _IGNORED and keys.data[key]:
             raise keys.fail(
                 key,
                 f"not understood (value {shown(keys.data[key], 40)}), and it could change memory",

@@ -10,7 +10,6 @@ from typing import NoReturn
 
 import pytest
 
-from capplan import report
 from capplan.cli import run
 from capplan.errors import ExitStatus
 from capplan.estimate import VramQuestion, answer
@@ -97,12 +96,12 @@ def test_bc_172_a_missing_folder_is_not_called_a_bad_id(
 
 
 @field_case("bc-173", "playtron-os/gameos#293")
-def test_bc_173_unknown_is_null(case: FieldCase) -> None:
+def test_bc_173_unknown_is_null(case: FieldCase, capsys: pytest.CaptureFixture[str]) -> None:
     def refused(name: str) -> NoReturn:
         raise AssertionError(f"{name} is no JSON")
 
-    estimate = answer(VramQuestion(params=70_000_000_000))
-    read = json.loads(report.to_json(estimate.to_dict()), parse_constant=refused)
+    assert run(["vram", "--params", "70b", "-o", "json"]) == 0
+    read = json.loads(capsys.readouterr().out, parse_constant=refused)
     assert read["fits"] is None
     assert read["headroom_bytes"] is None
     assert read["kv_cache"] is None

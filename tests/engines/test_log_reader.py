@@ -160,6 +160,8 @@ def test_every_wording_is_reached_by_a_hint() -> None:
             "kv_bytes",
             "buffer_bytes",
             "left_bytes",
+            "rest_bytes",
+            "state_each_bytes",
             "self_bytes",
         ),
     }

@@ -97,6 +97,35 @@ def test_sglang_03_prints_only_what_is_left() -> None:
     assert "loading_from_bytes" not in log.fields
 
 
+def test_sglang_draft_loaded_before_the_pools_and_no_pool_line() -> None:
+    rank = "[2026-09-11 23:34:13 TP0 EP0]"
+    log = read(
+        f"{rank} Load weight begin. avail mem=111.00 GB\n"
+        f"{rank} Load weight end. elapsed=5.0 s, type=T, quant=fp8, avail mem=17.00 GB, mem usage=94.00 GB.\n"
+        f"{rank} Load weight begin. avail mem=17.50 GB\n"
+        f"{rank} Load weight end. elapsed=5.0 s, type=D, quant=fp8, avail mem=14.50 GB, mem usage=3.00 GB.\n"
+        f"{rank} Memory pool end. avail mem=9.50 GB\n"
+        f"{rank} Memory pool end. avail mem=9.50 GB\n"
+        f"{rank} Capture draft verify CUDA graph end. elapsed=4.26 s, mem usage=-0.01 GB, avail mem=7.68 GB.\n"
+    )
+    holds(
+        log,
+        weights_bytes=gib(94),
+        draft_weights_bytes=gib(3),
+        kv_pool_bytes=gib(5),
+        draft_cuda_graph_bytes=gib(-0.01),
+        gpu_free_bytes=gib(111),
+    )
+
+
+def test_sglang_pool_without_tokens() -> None:
+    log = read(
+        "2025-02-04 21:29:17 [2025-02-04 05:29:17 TP0] KV Cache is allocated. K size: 2.82 GB, V size: 2.82 GB.\n"
+        "[2025-02-04 05:29:20 TP0] max_total_num_tokens=105531, chunked_prefill_size=2048, context_len=131072\n"
+    )
+    holds(log, kv_pool_bytes=gib(5.64), kv_tokens=105531, max_num_batched_tokens=2048)
+
+
 def test_sglang_draft_window_and_state_pools() -> None:
     log = read(
         "[2026-06-08 07:20:50] server_args={'model_path': 'org/t', 'mem_fraction_static': 0.8, 'tp_size': 1, "
@@ -146,6 +175,18 @@ def test_sglang_draft_window_and_state_pools() -> None:
             "self.server_args.mem_fraction_static=0.7",
             "no_memory_for_kv_cache",
             {"mem_fraction_static": 0.7},
+        ),
+        (
+            "ValueError: Loaded weights leave no GPU memory for the KV cache under --mem-fraction-static=0.7. Raise "
+            "--mem-fraction-static above 0.812 (minimum viable",
+            "no_memory_for_kv_cache",
+            {"mem_fraction_static": 0.7, "least_mem_fraction_static": 0.812},
+        ),
+        (
+            "RuntimeError: Not enough GPU memory for hybrid (mamba/linear-attention) state cache. Computed "
+            "max_mamba_cache_size=0 (total_rest_memory=-3.05 GB, mamba_cache_per_req=147.00 MB). Try: (1) reduce",
+            "no_memory_for_state_cache",
+            {"rest_bytes": gib(-3.05), "state_each_bytes": 147 * MIB},
         ),
         (
             "ValueError: The memory capacity is unbalanced. Some GPUs may be occupied by other processes.",

@@ -7,7 +7,7 @@ equal list entries are folded. The files built here have every tensor of the mod
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,11 @@ from capplan import catalog, model_source
 from capplan.errors import InputError
 from capplan.kv import KvLayout, kv_layout
 from capplan.readers import hf_config
+from capplan.readers.checkpoint import Checkpoint
 from capplan.readers.gguf import gguf_architecture
 from capplan.readers.gguf_architectures import ARCHITECTURES
 from capplan.readers.gguf_config import config_of
 from capplan.readers.stored_tensor import StoredTensor
-from capplan.readers.checkpoint import Checkpoint
 from capplan.specs import Model, Tensor
 
 Writer = Any
@@ -173,7 +173,7 @@ def test_a_gguf_is_the_model_of_its_config(
 
 
 def test_full_heads_where_the_file_has_no_latent_widths(tmp_path: Path, gguf_writer: type[Writer]) -> None:
-    # DeepSeek-V3 as converted before 2025-04: 61 layers · 128 heads · (192 + 128) · 2 B a token, not 70,272 B.
+    # DeepSeek-V3 as converted before 2025-04: 61 · 128 heads · (192 + 128) · 2 B a token, not 70,272 B.
     case = next(case for case in CASES if case["name"] == "deepseek-v3")
     keys = case_keys(case)
     del keys["attention.key_length_mla"], keys["attention.value_length_mla"]
@@ -203,7 +203,9 @@ def small(**changes: Any) -> dict[str, Any]:
     return {key: value for key, value in (keys | changes).items() if value is not None}
 
 
-def checkpoint_of(keys: dict[str, Any], name: str = "llama", tensors: Shapes | None = None) -> Checkpoint:
+def checkpoint_of(
+    keys: dict[str, Any], name: str = "llama", tensors: Mapping[str, tuple[int, ...]] | None = None
+) -> Checkpoint:
     """A checkpoint of these keys, without a file."""
     shapes = {"token_embd.weight": (320, 64)} if tensors is None else tensors
     return Checkpoint(
@@ -221,7 +223,9 @@ def checkpoint_of(keys: dict[str, Any], name: str = "llama", tensors: Shapes | N
     )
 
 
-def read(keys: dict[str, Any], name: str = "llama", tensors: Shapes | None = None) -> dict[str, object]:
+def read(
+    keys: dict[str, Any], name: str = "llama", tensors: Mapping[str, tuple[int, ...]] | None = None
+) -> dict[str, object]:
     checkpoint = checkpoint_of(keys, name, tensors)
     return config_of(gguf_architecture(checkpoint), checkpoint)[0]
 
@@ -310,8 +314,7 @@ def test_what_cannot_be_read_is_refused_by_name(architecture: str, keys: dict[st
     if architecture == "deci":
         keys = {key: value for key, value in keys.items() if not key.startswith("attention.head")}
     with pytest.raises(InputError) as raised:
-        model = read(keys, architecture)
-        config_model({"name": "x", "config": model})
+        config_model({"name": "x", "config": read(keys, architecture)})
     assert said in str(raised.value)
     assert len(str(raised.value).splitlines()) == 3
 
@@ -360,7 +363,7 @@ def test_any_metadata_is_a_model_or_an_input_error(
         config, _ = config_of(gguf_architecture(checkpoint), checkpoint)
         model = config_model({"name": "x", "config": config})
     except InputError as error:
-        assert len(str(error).splitlines()) == 3  # noqa: PT017  # most inputs are refused, some are not
+        assert len(str(error).splitlines()) == 3  # most inputs are refused, some are not
         return
     layout = kv_layout(model, kv_bits=16)
     assert 0 <= layout.bytes_per_token < 2**70
