@@ -93,7 +93,7 @@ def _config(model: GgufModel) -> dict[str, Any]:
         made |= kda(model, kinds, made.get("num_attention_heads", 1))
     elif arch.every or arch.recurrent:
         made["layer_types"] = kinds
-    if arch.form == "falcon":
+    if arch.form == "falcon" and "num_attention_heads" in made:
         heads, kv = made["num_attention_heads"], made["num_key_value_heads"]
         made |= {"multi_query": kv == 1, "new_decoder_architecture": 1 < kv < heads}
     made |= feed_forward(model, experts) | recurrent(model)
