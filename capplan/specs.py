@@ -347,6 +347,7 @@ class Architecture:
     fused_inputs: bool = False
     single_blocks: bool = False
     doubled: bool = False
+    latent_cache: bool = True
     shared_blocks: bool = False
     encoder: str = "none"
     chunked: bool = False

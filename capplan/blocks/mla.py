@@ -36,6 +36,7 @@ class Mla:
     index_heads: int = 0
     index_width: int = 0
     indexer: bool = False
+    latent_cache: bool = True
     index_pool: int | None = None
     gate: bool = False
     gate_name: str = "g_proj"
@@ -114,6 +115,10 @@ class Mla:
 
     def caches(self) -> tuple[Cache, ...]:
         """The latent with its rotary part, and the indexer's key."""
+        if not self.latent_cache:
+            # Some classes expand the latent and cache whole heads, values padded to the keys' width.
+            width = self.nope_width + self.rope_width
+            return (Cache(kind="full", heads=self.heads, k_width=width, v_width=width),)
         latent = Cache(kind="mla", k_width=self.kv_rank + self.rope_width, splits=False)
         if not self.indexer:
             return (latent,)

@@ -71,7 +71,7 @@ def _attention(decoder: DecoderKeys, index: int, kind: str) -> Attention:
         width = keys.integer("swa_head_dim", default=width)
         v_width = keys.integer("swa_v_head_dim", default=v_width)
     has_v = True
-    if kind == "full" and "global_head_dim" in keys.data:
+    if kind == "full" and keys.present("global_head_dim") is not None:
         width = v_width = keys.integer("global_head_dim", default=width)
         kv = keys.integer("num_global_key_value_heads", default=kv)
         has_v = not keys.flag("attention_k_eq_v", default=False)

@@ -21,6 +21,7 @@ def mla_block(decoder: DecoderKeys, index: int, path: str) -> Mla:
         rope_width=keys.integer("qk_rope_head_dim", low=0),
         v_width=keys.integer("v_head_dim"),
         bias=keys.flag("attention_bias", default=False),
+        latent_cache=decoder.arch.latent_cache,
         index_heads=index_heads,
         index_width=keys.integer("index_head_dim", default=128),
         indexer=index_heads > 0 and _owns_indexer(decoder, index),
