@@ -216,15 +216,7 @@ def _lesson_line(lesson: dict[str, Any]) -> str:
 
 
 def _verdict_head(estimate: "VramEstimate") -> list[str]:
-    question = estimate.question
-    return [
-        "GPU" if estimate.named else "memory",
-        "usable",
-        "fits",
-        "headroom",
-        f"users at {question.context:,}",
-        f"context at {question.users:,}",
-    ]
+    return ["GPU" if estimate.named else "memory", "usable", "fits", "headroom", "max users", "max context"]
 
 
 def _verdict_cells(estimate: "VramEstimate", verdict: "Verdict") -> list[str]:

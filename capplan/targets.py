@@ -26,6 +26,7 @@ def targets_of(names: tuple[str, ...], memory_bytes: int | None) -> tuple[tuple[
         return (Target(name=label, gpu_id=None, usable_bytes=memory_bytes, reading="given"),), True
     if any(name.lower() == "all" for name in names):
         gpus = [catalog.load_gpu(identity) for identity in catalog.ids("gpus")]
+        gpus.sort(key=lambda gpu: (gpu.usable_bytes, gpu.id))
         return tuple(target_of(gpu) for gpu in gpus), True
     if names:
         return tuple(target_of(catalog.gpu(name), name) for name in names), True
