@@ -405,18 +405,32 @@ def _figure(value: float, unit: str) -> str:
     return f"{text} {unit}".rstrip()
 
 
-def rows_view(rows: Sequence[Mapping[str, Any]]) -> list["RenderableType"]:
-    """Flat rows as a terminal table; numbers to the right."""
+def rows_view(rows: Sequence[Mapping[str, Any]], *, short: bool = False) -> list["RenderableType"]:
+    """Flat rows as a terminal table; numbers to the right. `short` rounds them, for long lists."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     keys = [key for key in (rows[0] if rows else {}) if any(row[key] is not None for row in rows)]
     for key in keys:
         numeric = all(isinstance(row[key], int | float | None) for row in rows)
-        table.add_column(key.replace("_", " "), justify="right" if numeric else "left", overflow="fold")
+        table.add_column(
+            key.replace("_", " "),
+            justify="right" if numeric else "left",
+            overflow="fold",
+            no_wrap=short and key == "id",
+        )
     for row in rows:
-        table.add_row(*(_human(key, row[key]) for key in keys))
+        table.add_row(*(_short(key, row[key]) if short else _human(key, row[key]) for key in keys))
     return [table]
+
+
+def _short(key: str, value: Any) -> str:
+    """A value rounded to what a list is read for."""
+    if isinstance(value, int) and key == "parameters":
+        return format_count(value)
+    if isinstance(value, int | float) and "bytes" in key:
+        return format_bytes(value)
+    return _human(key, value)
 
 
 def thing_view(found: dict[str, Any]) -> list["RenderableType"]:

@@ -28,13 +28,14 @@ LEVELS: list[list[str]] = [
         "device",
         "engines",
     ],
-    ["capacity", "targets", "parts", "remedies", "estimate"],
+    ["capacity", "targets", "parts", "remedies", "memory_calibration", "log_subject", "estimate"],
     ["topics", "explain", "listing", "report"],
     ["cli"],
 ]
 THIRD_PARTY: dict[str, set[str]] = {
     "catalog": {"yaml"},
     "report": {"rich"},
+    "memory_calibration": {"yaml"},
     "cli": {"typer", "rich"},
     "hub": {"huggingface_hub"},
     "device": {"pynvml"},

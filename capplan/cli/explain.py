@@ -35,8 +35,10 @@ def explain(
     return 0
 
 
-def report_rows(rows: Sequence[Mapping[str, Any]], output: OutputFormat, schema: str) -> None:
-    """Rows in any format."""
+def report_rows(
+    rows: Sequence[Mapping[str, Any]], output: OutputFormat, schema: str, *, short: bool = False
+) -> None:
+    """Rows in any format; `short` rounds them on the terminal."""
     from capplan import report
 
     if output is OutputFormat.JSON:
@@ -46,4 +48,4 @@ def report_rows(rows: Sequence[Mapping[str, Any]], output: OutputFormat, schema:
     elif output is OutputFormat.MD:
         write(report.to_markdown(rows))
     else:
-        render(report.rows_view(rows))
+        render(report.rows_view(rows, short=short))

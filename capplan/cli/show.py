@@ -6,7 +6,10 @@ from typing import Annotated
 import typer
 
 from capplan.cli.explain import report_rows
-from capplan.cli.output import OutputFormat, render, write_json
+from capplan.cli.output import OutputFormat, console_width, render, write_json
+
+
+WIDE = 120
 
 
 class Kind(str, Enum):
@@ -28,7 +31,11 @@ def list_things(
     """
     from capplan import listing
 
-    report_rows(listing.rows(kind.value), output, f"capplan.list.{kind.value}/1")
+    rows = listing.rows(kind.value)
+    if output is OutputFormat.TABLE and console_width() < WIDE:
+        # The id names the thing; its long name is for wide terminals and the other formats.
+        rows = [{key: value for key, value in row.items() if key != "name"} for row in rows]
+    report_rows(rows, output, f"capplan.list.{kind.value}/1", short=True)
     return 0
 
 
