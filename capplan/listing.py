@@ -41,10 +41,9 @@ def _gpu_row(gpu: Gpu) -> dict[str, Any]:
     return {
         "id": gpu.id,
         "memory_gib": round(gpu.usable_bytes / GIB, 2),
-        "bandwidth_gb_per_s": round(gpu.memory_bandwidth_bytes_per_s / GB),
+        "gb_per_s": round(gpu.memory_bandwidth_bytes_per_s / GB),
         "bf16_tflops": round(bf16 / TERA, 1) if bf16 else None,
         "tdp_w": gpu.tdp_w and round(gpu.tdp_w),
-        "conflicts": len(gpu.conflicts) or None,
         "read_on": gpu.read_on,
     }
 
