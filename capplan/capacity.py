@@ -3,7 +3,7 @@
 Arithmetic over the model's caches (kv.py) with formulas/memory; no names, no files.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -21,9 +21,12 @@ class Overhead:
     low_bytes: int
     high_bytes: int
     rule: str
+    named: Mapping[str, int] | None = None
 
     def parts(self) -> list[dict[str, Any]]:
         """Named parts that sum to `high_bytes`."""
+        if self.named is not None:
+            return [{"name": name, "bytes": size} for name, size in self.named.items()]
         if self.low_bytes == self.high_bytes:
             return [{"name": "given", "bytes": self.high_bytes}]
         return [
@@ -83,6 +86,7 @@ class Verdict:
     pool_tokens: int | None
     max_concurrency: float | None
     note: str = ""
+    device: Mapping[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """JSON of one verdict."""
@@ -98,6 +102,7 @@ class Verdict:
             "kv_pool": {"bytes": self.pool_bytes, "tokens": self.pool_tokens},
             "max_concurrency": self.max_concurrency,
             "note": self.note,
+            **({} if self.device is None else {"device": dict(self.device)}),
         }
 
 
@@ -133,13 +138,19 @@ class Paging:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Target:
-    """A memory to fit into."""
+    """A memory to fit into.
+
+    Of a local GPU also the whole as the driver has it, what is free now, and what is known of the device.
+    """
 
     name: str
     gpu_id: str | None
     usable_bytes: int
     reading: str
     note: str = ""
+    whole_bytes: int | None = None
+    free_bytes: int | None = None
+    device: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -215,6 +226,7 @@ class Demand:
             pool_tokens=capacity[2],
             max_concurrency=concurrency,
             note=target.note,
+            device=target.device,
         )
 
     def concurrency(self, pool: int) -> float | None:
@@ -245,9 +257,12 @@ class Demand:
         guess = 1 + (pool - first) // (second - first) if second > first else MAX_USERS
         return _largest(lambda users: self._fits_in(pool, users, self.context), MAX_USERS, guess)
 
-    def longest_context(self, pool: int) -> int:
-        """Longest context at these users, at most the model's own limit."""
+    def longest_context(self, pool: int) -> int | None:
+        """Longest context at these users, at most the model's own limit; None where nothing bounds it."""
         limit = self.max_context or MAX_CONTEXT
+        if self._fits_in(pool, self.users, limit):
+            # Nothing bounds it but the model's own limit; a model without one has no longest context.
+            return self.max_context
         here = sum(self.kv_bytes(self.users, self.context))
         # Exact where every layer keeps every token; a start for the search where windows bend the line.
         block = self.block_size

@@ -13,27 +13,26 @@ from capplan.capacity import (
     MAX_USERS,
     Demand,
     Need,
-    Overhead,
     Paging,
-    Target,
     Verdict,
 )
 from capplan.errors import InputError
 from capplan.formulas import memory
 from capplan.kv import KvLayout, kv_layout
+from capplan.lesson import lesson_sum
+from capplan.overhead import overhead_of
 from capplan.parts import parts_of
 from capplan.specs import Format, Model
 from capplan.targets import targets_of
-from capplan.units import GB, GIB
+from capplan.units import GIB
 from capplan.weights import WeightBudget, check_split, weight_budget
 
 if TYPE_CHECKING:
+    from capplan.engines.plan import EngineFlags, EnginePlan
     from capplan.remedies import Remedy
 
 DEFAULT_USERS: Final = 16
 DEFAULT_CONTEXT: Final = 4096
-OVERHEAD_LOW: Final = 0.15
-OVERHEAD_HIGH: Final = 0.20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +46,7 @@ class VramQuestion:
     kv_dtype: str = "auto"
     users: int = DEFAULT_USERS
     context: int = DEFAULT_CONTEXT
+    default_context: bool = False
     gpus: tuple[str, ...] = ()
     gpu_memory_bytes: int | None = None
     tp: int = 1
@@ -58,6 +58,10 @@ class VramQuestion:
     lora_slots: int | None = None
     draft_model: str | None = None
     online: bool = False
+    engine: str | None = None
+    engine_flags: "EngineFlags | None" = None
+    calibration: str | None = None
+    visible_devices: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -88,6 +92,7 @@ class VramEstimate:
     remedies: "tuple[Remedy, ...]" = ()
     notes: tuple[str, ...] = ()
     lesson: dict[str, Any] | None = None
+    engine: "EnginePlan | None" = None
 
     @property
     def name(self) -> str:
@@ -132,111 +137,22 @@ class VramEstimate:
         answers = [verdict.fits for verdict in self.verdicts]
         return True if True in answers else None if None in answers else False
 
+    @property
+    def told(self) -> Verdict | None:
+        """The verdict told first: of the first GPU that holds it, else of the first one asked."""
+        if not self.named:
+            return None
+        holding = [verdict for verdict in self.verdicts if verdict.fits]
+        return (holding or list(self.verdicts))[0]
+
     def to_dict(self) -> dict[str, Any]:
         """The JSON contract `capplan.vram/1`."""
-        first = self.verdicts[0] if self.named else None
-        return {
-            "schema": "capplan.vram/1",
-            "question": {
-                "users": self.question.users,
-                "context": self.question.context,
-                "tp": self.question.tp,
-                "block_size": self.question.block_size,
-                "prefix_shared": self.question.prefix_shared,
-            },
-            "model": {
-                "asked": self.question.model,
-                "name": self.name,
-                "parameters": self.parameters,
-                "architecture": self.model.architecture if self.model else None,
-                "max_context": self.kv_model.max_context if self.kv_model else None,
-                "kv_from": self.kv_model.name if self.kv_model else None,
-                "source": self.model.source if self.model else "asked: --params",
-            },
-            "weights": self._weights_dict(),
-            "kv_cache": self._kv_dict(),
-            "draft_kv_cache": self._draft_dict(),
-            "overhead": {
-                "bytes": self.need.overhead.high_bytes,
-                "low_bytes": self.need.overhead.low_bytes,
-                "high_bytes": self.need.overhead.high_bytes,
-                "rule": self.need.overhead.rule,
-                "parts": self.need.overhead.parts(),
-            },
-            "extra": [{"name": name, "bytes": size} for name, size in self.extra.items()],
-            "total": {"bytes": self.need.total_bytes, "low_bytes": self.need.low_bytes},
-            "gpu": None if first is None else first.to_dict(),
-            "fits": self.fits,
-            "headroom_bytes": first.headroom_bytes if first else None,
-            "max_users": first.max_users if first else None,
-            "max_context": first.max_context if first else None,
-            "per_gpu": self._per_gpu_dict(first),
-            "gpus": [verdict.to_dict() for verdict in self.verdicts] if self.named else [],
-            "fit_table": [] if self.named else [verdict.to_dict() for verdict in self.verdicts],
-            "paging": self.paging.to_dict() if self.paging else None,
-            "remedies": [remedy.to_dict() for remedy in self.remedies],
-            "lesson": self.lesson,
-            "notes": list(self.notes),
-        }
+        from capplan.vram_json import vram_dict
 
-    def _weights_dict(self) -> dict[str, Any]:
-        headline = self.nominal_bits
-        roles = self.weights.roles if self.weights else ()
-        return {
-            "bytes": self.weights_bytes,
-            "precision": self.precision.id if self.precision else "auto",
-            "formats": list(self.weights.formats) if self.weights else [],
-            "bits_per_parameter": round(self.bits_per_parameter, 6),
-            "stored": self._stored_dict(),
-            "headline_bytes": round(memory.weight_bytes(parameters=self.parameters, bits=headline)),
-            "roles": [
-                {"role": part.role, "parameters": part.parameters, "bytes": part.bytes} for part in roles
-            ],
-        }
+        return vram_dict(self)
 
-    def _stored_dict(self) -> dict[str, Any] | None:
-        held = self.model.stored if self.model and not self.precision else None
-        if held is None:
-            return None
-        return {"format": held.format, "files": held.files, "bytes_by_type": dict(held.by_dtype)}
-
-    def _kv_dict(self) -> dict[str, Any] | None:
-        layout = self.whole_layout
-        if layout is None:
-            return None
-        return {
-            "bytes": self.kv_bytes,
-            "tail_bytes": self.tail_bytes,
-            "bytes_per_token": _whole(layout.bytes_per_token),
-            "bytes_by_kind": {kind: _whole(size) for kind, size in layout.by_kind().items()},
-            "state_bytes_per_sequence": layout.state_bytes,
-            "dtype": self.kv_format.id,
-            "dtype_reason": self.kv_reason,
-        }
-
-    def _draft_dict(self) -> dict[str, Any] | None:
-        if self.draft_layout is None:
-            return None
-        return {
-            "bytes": self.draft_kv_bytes,
-            "bytes_per_token": _whole(self.draft_layout.bytes_per_token),
-        }
-
-    def _per_gpu_dict(self, first: Verdict | None) -> dict[str, Any]:
-        both = self.need.kv_bytes
-        own = None if both is None else both - self.draft_rank_kv_bytes
-        kv = None if both is None else both + self.need.tail_bytes
-        tokens = None if kv is None else self.question.users * self.question.context
-        concurrency = None if kv is None else float(self.question.users)
-        if first is not None:
-            kv, tokens, concurrency = first.pool_bytes, first.pool_tokens, first.max_concurrency
-        return {
-            "weights": {"bytes": self.need.weights_bytes},
-            "kv_cache": {"bytes": own},
-            "kv_pool": {"bytes": kv, "tokens": tokens},
-            "max_concurrency": concurrency,
-            "total": {"bytes": self.need.total_bytes},
-        }
+    def __repr__(self) -> str:
+        return f"VramEstimate({self.name!r}, total_bytes={self.need.total_bytes}, fits={self.fits})"
 
     def _repr_html_(self) -> str:
         """Notebook view: the budget as a small table."""
@@ -250,10 +166,6 @@ class VramEstimate:
         return f"<table><caption>{escape(self.name)}</caption>{cells}</table>"
 
 
-def _whole(value: float) -> int | float:
-    return int(value) if float(value).is_integer() else value
-
-
 def vram(model: str | None = None, **fields: Any) -> VramEstimate:
     """Memory need of serving a model, whether GPUs hold it, and what would make it fit.
 
@@ -263,12 +175,13 @@ def vram(model: str | None = None, **fields: Any) -> VramEstimate:
     Raises InputError for a question that cannot be answered.
     Example: vram("8b", precision="int4", users=64).need.total_bytes
     """
-    question = VramQuestion(model=model, **fields)
+    question = VramQuestion(model=model, default_context="context" not in fields, **fields)
     estimate = answer(question)
-    if estimate.named and len(estimate.verdicts) == 1 and estimate.fits is not True:
+    unknown = estimate.layout is None and estimate.fits is None
+    if estimate.named and len(estimate.verdicts) == 1 and estimate.fits is not True and not unknown:
         from capplan.remedies import find_remedies
 
-        estimate = replace(estimate, remedies=find_remedies(question, estimate, answer))
+        estimate = replace(estimate, remedies=find_remedies(estimate.question, estimate, answer))
     return estimate
 
 
@@ -276,11 +189,11 @@ def answer(question: VramQuestion) -> VramEstimate:
     """The estimate without remedies."""
     _check(question)
     spec = _model(question.model, question)
-    kv_model = _model(question.kv_from, question) or spec
+    kv_model = _kv_model(question, spec)
     named_format = question.precision not in (None, "auto")
     stored = catalog.weight_format(question.precision or "") if named_format else None
     kv_format, kv_reason = _kv_format(question.kv_dtype, kv_model)
-    _check_context(question, kv_model)
+    question = _fitted(question, kv_model)
     if kv_model is not None and question.tp > 1:
         check_split(kv_model, question.tp)
     budget, rank_bytes, whole_bytes, parameters = _weights(spec, question, stored)
@@ -309,11 +222,37 @@ def answer(question: VramQuestion) -> VramEstimate:
     need = demand.need(
         weights=rank_bytes,
         extra=sum(parts.sizes.values()),
-        overhead=_overhead(rank_bytes, question),
+        overhead=overhead_of(
+            rank_bytes,
+            overhead_bytes=question.overhead_bytes,
+            overhead_fraction=question.overhead_fraction,
+            calibration=question.calibration,
+        ),
     )
     own_rank_kv, _ = _demand(question, rank, kv_model).kv_bytes(question.users, question.context)
-    targets, named = targets_of(question.gpus, question.gpu_memory_bytes)
+    targets, named = targets_of(question.gpus, question.gpu_memory_bytes, visible=question.visible_devices)
     verdicts = tuple(demand.verdict(target, need) for target in targets)
+    if spec is not None and spec.uncounted:
+        # A part of unknown size is missing from the need: no "yes" can be given.
+        verdicts = tuple(replace(v, fits=None) if v.fits else v for v in verdicts)
+    engine = None
+    if question.engine is not None:
+        from capplan.engine_answer import under_engine
+
+        need, verdict, engine = under_engine(
+            question.engine,
+            question.engine_flags,
+            model=spec,
+            demand=demand,
+            need=need,
+            targets=targets if named else (),
+            kv_bits=bits,
+            tp=question.tp,
+            calibration=question.calibration,
+        )
+        verdicts = (verdict,)
+    asks_sum = question.params is not None and question.tp == 1
+    lesson = lesson_sum(need, targets if named else ()) if asks_sum else None
     pool = verdicts[0].pool_bytes if named and len(verdicts) == 1 else None
     kv_bytes, tail = _demand(question, whole, kv_model).kv_bytes(question.users, question.context)
     draft_whole = None if draft is None else draft.whole_layout
@@ -341,12 +280,31 @@ def answer(question: VramQuestion) -> VramEstimate:
         named=named,
         paging=demand.paging(pool),
         notes=(*_notes(question, spec, kv_model, stored), *parts.notes),
-        lesson=_lesson(question, need, targets if named else ()),
+        lesson=lesson,
+        engine=engine,
     )
 
 
 def _model(name: str | None, question: VramQuestion) -> Model | None:
     return None if name is None else model_source.load(name, online=question.online)
+
+
+def _kv_model(question: VramQuestion, spec: Model | None) -> Model | None:
+    """The model whose KV cache is counted: the one given, else the planned one where its layers are known."""
+    known = spec is not None and bool(spec.groups)
+    if question.kv_from is not None and known:
+        raise InputError(
+            "only goes with --params or with weights alone",
+            where="--kv-from",
+            hint="--model brings its own KV cache",
+        )
+    if spec is not None and not known and (question.tp > 1 or question.precision not in (None, "auto")):
+        raise InputError(
+            "the layers of these weights are not known",
+            where="--tp, --precision",
+            hint="put the model's config.json beside the file",
+        )
+    return _model(question.kv_from, question) or (spec if known else None)
 
 
 def _check(question: VramQuestion) -> None:
@@ -372,8 +330,6 @@ def _check(question: VramQuestion) -> None:
             where="--model, --params",
             hint="give one of them: --model 8b, or --params 70b",
         )
-    if question.kv_from is not None and question.params is None:
-        raise InputError("only goes with --params", where="--kv-from", hint="--model brings its own KV cache")
     if question.prefix_shared > question.context:
         raise InputError(
             f"{question.prefix_shared} shared tokens of {question.context}",
@@ -407,14 +363,18 @@ def _kv_format(name: str, model: Model | None) -> tuple[Format, str]:
     return catalog.load_format("bf16"), "16-bit by default"
 
 
-def _check_context(question: VramQuestion, model: Model | None) -> None:
+def _fitted(question: VramQuestion, model: Model | None) -> VramQuestion:
+    """The question, its context within the model's own; only a default one may be cut to it."""
     limit = model.max_context if model else None
-    if model is not None and limit is not None and question.context > limit:
-        raise InputError(
-            f"{question.context:,} tokens are more than {model.name} can hold ({limit:,})",
-            where="--context",
-            hint=f"give at most {limit}",
-        )
+    if model is None or limit is None or question.context <= limit:
+        return question
+    if question.default_context:
+        return replace(question, context=limit, prefix_shared=min(question.prefix_shared, limit))
+    raise InputError(
+        f"{question.context:,} tokens are more than {model.name} can hold ({limit:,})",
+        where="--context",
+        hint=f"give at most {limit}",
+    )
 
 
 def _weights(
@@ -444,21 +404,6 @@ def _demand(question: VramQuestion, layout: KvLayout | None, model: Model | None
     )
 
 
-def _overhead(weights: int, question: VramQuestion) -> Overhead:
-    if question.overhead_bytes is not None:
-        size = question.overhead_bytes
-        return Overhead(low_bytes=size, high_bytes=size, rule="given")
-    low, high, rule = OVERHEAD_LOW, OVERHEAD_HIGH, "rule of thumb, 15–20 % of weights"
-    if question.overhead_fraction is not None:
-        low = high = question.overhead_fraction
-        rule = f"given, {low:.3g} × weights"
-    return Overhead(
-        low_bytes=round(memory.overhead_bytes(weight_bytes=weights, fraction=low)),
-        high_bytes=round(memory.overhead_bytes(weight_bytes=weights, fraction=high)),
-        rule=rule,
-    )
-
-
 def _notes(
     question: VramQuestion, spec: Model | None, kv_model: Model | None, stored: Format | None
 ) -> tuple[str, ...]:
@@ -470,25 +415,6 @@ def _notes(
             made.append(f"the checkpoint's own {own} format is replaced by {stored.id}")
         elif spec.stored is not None and question.tp > 1:
             made.append("a rank's weights are the files' bytes by role, shared as the shapes are")
-    if kv_model is None:
+    if kv_model is None and spec is None:
         made.append("KV cache not counted: a parameter count has no layers; give --kv-from MODEL")
     return tuple(made)
-
-
-def _lesson(question: VramQuestion, need: Need, targets: tuple[Target, ...]) -> dict[str, Any] | None:
-    """The lesson's own arithmetic: weights and overhead in GB, KV in GiB, added as one unit."""
-    if question.params is None or need.kv_bytes is None or question.tp != 1:
-        return None
-    weights_gb = need.weights_bytes / GB
-    kv_gib = (need.kv_bytes + need.tail_bytes) / GIB
-    overhead_gb = need.overhead.high_bytes / GB
-    total = weights_gb + kv_gib + overhead_gb
-    memory_gb = targets[0].usable_bytes / GB if len(targets) == 1 else None
-    return {
-        "weights_gb": weights_gb,
-        "kv_cache_gib": kv_gib,
-        "overhead_gb": overhead_gb,
-        "total_mixed": total,
-        "headroom_mixed": None if memory_gb is None else memory_gb - total,
-        "note": "GB and GiB added as the lesson does; the bytes are exact",
-    }

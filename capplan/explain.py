@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from typing import Final
 
 from capplan.errors import InputError, did_you_mean, shown
-from capplan.estimate import OVERHEAD_HIGH, OVERHEAD_LOW, VramEstimate
+from capplan.estimate import VramEstimate
 from capplan.formulas import memory
 from capplan.kv import KvLayout
+from capplan.overhead import OVERHEAD_HIGH, OVERHEAD_LOW
 from capplan.specs import Cache, Model
 from capplan.topics import TOPICS, Line, Topic
 from capplan.units import format_bytes
@@ -197,7 +198,7 @@ def _verdicts(estimate: VramEstimate) -> Iterator[str]:
             f"{verdict.name}: headroom = {verdict.usable_bytes:,} − {need.total_bytes:,}"
             f" = {_size(verdict.headroom_bytes)}"
         )
-        if estimate.layout is None or verdict.max_users is None or verdict.max_context is None:
+        if estimate.layout is None or verdict.max_users is None:
             continue
         one = round(estimate.layout.paged_bytes(question.context, question.block_size))
         yield (
@@ -210,7 +211,8 @@ def _verdicts(estimate: VramEstimate) -> Iterator[str]:
         )
         limit = estimate.kv_model.max_context if estimate.kv_model else None
         bound = f" (the model's limit is {limit:,})" if limit else ""
-        yield f"  longest context of {question.users:,} users: {verdict.max_context:,} tokens{bound}"
+        longest = "not bounded" if verdict.max_context is None else f"{verdict.max_context:,} tokens{bound}"
+        yield f"  longest context of {question.users:,} users: {longest}"
 
 
 def _each(estimate: VramEstimate) -> str:

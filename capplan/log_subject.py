@@ -140,6 +140,7 @@ def _gpu(log: EngineLog, asked: str | None, notes: list[str]) -> Gpu | None:
         gpu.id
         for gpu in (catalog.load_gpu(identity) for identity in catalog.ids("gpus"))
         if gpu.memory_driver_bytes
+        and gpu.vendor in ("nvidia", "amd")
         and gpu.memory_driver_bytes * (1 - _BELOW_DRIVER)
         <= total
         <= gpu.memory_driver_bytes * (1 + _ABOVE_DRIVER)

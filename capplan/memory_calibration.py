@@ -9,19 +9,23 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from capplan import __version__, catalog
 from capplan.engines.log_record import EngineLog
+from capplan.engines.plan import EnginePlan
 from capplan.errors import InputError, did_you_mean, shown
 from capplan.readers.config_keys import Keys
 from capplan.units import format_bytes
 
 SCHEMA: Final = "capplan.calibration/1"
+_KEPT: Final = ("total", "budget", "weights", "extra")
+_CACHES: Final = ("kv_cache", "states", "left_free")
+_FRACTION_OF_FREE: Final = ("sglang", "tensorrt-llm")
 _LARGEST_BYTES: Final = 1 << 50
 _LARGEST_FILE: Final = 1 << 20
 # A term of a calibration → the field of a log that measures it.
@@ -145,6 +149,7 @@ def from_log(log: EngineLog, *, model: str | None, gpu_id: str | None) -> Memory
 
 _WHAT_IS_NEEDED: Final = {
     "vllm": "the log needs its account of memory, or else the memory fraction and the GPU's total",
+    "sglang": "SGLang prints what is left after each stage, not what the stages take",
     "tgi": "TGI prints tokens and blocks only",
 }
 
@@ -305,4 +310,59 @@ def differences(calibration: MemoryCalibration, asked: Mapping[str, Any]) -> tup
         f"{name} {value} (measured at {calibration.state[name]})"
         for name, value in asked.items()
         if value is not None and name in calibration.state and calibration.state[name] != value
+    )
+
+
+def with_measured(
+    plan: EnginePlan,
+    calibration: MemoryCalibration,
+    planned: Callable[[int], EnginePlan],
+    extra_bytes: int,
+) -> EnginePlan:
+    """A plan whose terms beside weights and KV cache are the measured ones.
+
+    `planned` makes the same plan with other bytes beside the decoder: what the measurement has more (or
+    less) than the estimate is put there, so that the pool and all that follows from it are the engine's own
+    rules again. Where nothing differs from what was measured the pool has no band.
+    Errors: InputError for another engine's measurement.
+    """
+    if plan.engine != calibration.engine:
+        raise InputError(
+            f"measured with {calibration.engine}, asked for {plan.engine}",
+            where="--calibration, --engine",
+            hint=f"--engine {calibration.engine}, or measure {plan.engine}",
+        )
+    if plan.engine in _FRACTION_OF_FREE:
+        raise InputError(
+            f"{plan.engine}'s fraction is of free memory: measured terms do not go into its plan",
+            where="--calibration, --engine",
+            hint="leave out --engine: they then stand for the rule of thumb",
+        )
+    outside = "cuda_graphs_outside" in plan.terms
+    own = {name: size for name, size in plan.terms.items() if name not in (*_KEPT, *_CACHES)}
+    inside = {
+        name: size for name, size in calibration.terms.items() if not (outside and name == "cuda_graphs")
+    }
+    estimated = sum(size for name, size in own.items() if not name.endswith("_outside"))
+    after = planned(extra_bytes + sum(inside.values()) - estimated)
+    kept = {name: plan.terms[name] for name in (*_KEPT, *_CACHES) if name in plan.terms}
+    terms = kept | inside
+    if outside:
+        terms["cuda_graphs_outside"] = calibration.terms.get("cuda_graphs", own["cuda_graphs_outside"])
+    asked = {flag.name: flag.value for flag in plan.flags}
+    other = differences(calibration, asked)
+    if calibration.version is not None and calibration.version != plan.version:
+        other = (f"version {plan.version} (measured on {calibration.version})", *other)
+    notes = tuple(f"not as measured: {text}" for text in other)
+    pool = after.kv_pool
+    starts = after.starts
+    if not other:
+        pool = replace(pool, low=pool.value, high=pool.value)
+        starts = after.more.get("starts_at_estimate", starts)
+    return replace(
+        after,
+        terms=terms,
+        kv_pool=pool,
+        starts=starts,
+        notes=(*(note for note in after.notes if other or not note.startswith("KV pool between")), *notes),
     )

@@ -87,11 +87,7 @@ def load_path(path: Path) -> Model:
     if path.suffix == ".safetensors" or path.name.endswith(".safetensors.index.json"):
         config = path.parent / CONFIG_NAME
         if not os.path.exists(config):
-            raise InputError(
-                "weights without their config.json: the architecture, and so the KV cache, is not known",
-                where=str(path),
-                hint=f"put the model's config.json beside it, as {config}",
-            )
+            return _weights_alone(path)
         return _with_weights(config, path)
     return _from_config(path)
 
@@ -164,6 +160,25 @@ def _with_weights(config_file: Path, weights: Path) -> Model:
     return with_checkpoint(model, checkpoint)
 
 
+def _weights_alone(path: Path) -> Model:
+    """Weight files without a config.json: their bytes are known, their layers and KV cache are not."""
+    from capplan.readers.safetensors import read_safetensors
+
+    model = Model(
+        name=path.stem,
+        architecture="unknown",
+        hidden=1,
+        vocab=1,
+        heads=1,
+        groups=(),
+        outside=(),
+        tied=False,
+        source=str(path),
+        assumptions=(f"no config.json beside {path.name}: its layers are not known; give --kv-from MODEL",),
+    )
+    return with_checkpoint(model, read_safetensors(path))
+
+
 def _from_gguf(path: Path) -> Model:
     from capplan.readers.gguf import gguf_architecture, read_gguf
     from capplan.readers.gguf_config import config_of
@@ -208,7 +223,7 @@ def with_checkpoint(model: Model, checkpoint: "Checkpoint") -> Model:
         by_dtype=dict(sorted(checkpoint.bytes_by_dtype.items(), key=lambda item: -item[1])),
     )
     said, held = model.parameters, stored.decoder_parameters
-    if abs(said - held) > TOLERANCE * held:
+    if model.groups and abs(said - held) > TOLERANCE * held:
         notes.append(
             f"the config describes {said:,} parameters, the files hold {held:,}: the files' count is used"
         )

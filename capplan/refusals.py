@@ -125,6 +125,8 @@ def fixes(log: EngineLog, *, vocab: int | None = None) -> tuple[Fix, ...]:
     refusal = log.refusal
     if refusal is None:
         return ()
+    if log.engine == "llama.cpp":
+        return tuple(_fix_llama(refusal, log, vocab))
     return tuple(_FIX.get(refusal.reason, _no_fix)(refusal, log, vocab))
 
 
@@ -180,7 +182,7 @@ def _explain_free(refusal: Refusal, log: EngineLog) -> Iterator[str]:
 def _explain_states(refusal: Refusal, log: EngineLog) -> Iterator[str]:
     seqs, slots = number(refusal, log, "max_num_seqs"), number(refusal, log, "state_slots")
     if seqs is not None and slots is not None:
-        yield f"each of {seqs:,.0f} sequences needs a block for its recurrent state; the pool has {slots:,.0f}"
+        yield f"each of {seqs:,.0f} sequences needs a block for its state; the pool has {slots:,.0f}"
 
 
 def _explain_sampler(refusal: Refusal, log: EngineLog) -> Iterator[str]:
@@ -377,7 +379,4 @@ _FIX: Final[Mapping[str, Callable[[Refusal, EngineLog, int | None], Iterator[Fix
     "out_of_memory_in_cuda_graphs": _fix_oom,
     "out_of_memory": _fix_oom,
     "prefill_exceeds_memory": _fix_tgi,
-    "kv_cache_not_allocated": _fix_llama,
-    "compute_buffer_not_allocated": _fix_llama,
-    "weights_not_allocated": _fix_llama,
 }

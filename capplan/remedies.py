@@ -76,7 +76,8 @@ def find_remedies(
         for change, flag, fields in changes
         if (found := _tried(question, answer, change, flag, fields)) is not None
     ]
-    return _fewest_gpus(made) + tuple(_cards(estimate))
+    # An engine takes a share of the memory: a card is not chosen by the total alone.
+    return _fewest_gpus(made) + (() if question.engine else tuple(_cards(estimate)))
 
 
 def _fewest_gpus(found: list[Remedy]) -> tuple[Remedy, ...]:
@@ -121,7 +122,9 @@ def _cards(estimate: "VramEstimate") -> list[Remedy]:
         (
             gpu
             for gpu in gpus
-            if gpu.usable_bytes >= total and gpu.memory_reading == "observed" and vendor in (None, gpu.vendor)
+            if gpu.usable_bytes >= max(total, estimate.verdicts[0].usable_bytes)
+            and gpu.memory_reading == "observed"
+            and vendor in (None, gpu.vendor)
         ),
         key=lambda gpu: (gpu.usable_bytes, gpu.id),
     )

@@ -244,6 +244,8 @@ class Model:
     """A model architecture as its publisher's files describe it.
 
     `stored` is what its own weight files hold, where they were given; None plans from the architecture.
+    `uncounted` names the config keys of parts whose weights are not known: no total that leaves them out can
+    promise a fit.
     """
 
     name: str
@@ -261,6 +263,7 @@ class Model:
     stored: StoredWeights | None = None
     ignored_keys: tuple[str, ...] = ()
     assumptions: tuple[str, ...] = ()
+    uncounted: tuple[str, ...] = ()
     source: str = ""
     read_on: str = ""
 
@@ -272,6 +275,8 @@ class Model:
     @property
     def parameters(self) -> int:
         """Unique parameters of the decoder: tied weights once, towers and MTP not counted."""
+        if not self.groups and self.stored is not None:
+            return self.stored.decoder_parameters
         inside = sum(
             len(group.indices) * sum(tensor.parameters for tensor in group.layer.tensors())
             for group in self.groups
@@ -327,9 +332,11 @@ class Architecture:
     file leaves out. `rename` maps this family's spelling of a key to the usual one; "outer.key" reaches
     into a nested mapping, whose other keys become "outer.key". An entry of `harmless` is a key, or
     "key=value" where only that value is. `required` names keys without which the kinds of the layers are
-    not known ("a|b": either). `extra` are small tensors no block has: name, role, shape (numbers, keys or
-    products "a*b"), copies, `at` which layers (a mixer, a feed-forward, "first", "rest"; "outside" the
-    layers; every layer when absent), `when` (a switch).
+    not known ("a|b": either). `stated` names keys whose absence no value stands for, though null may ("a|b":
+    either; "a if b": only where b has a value that is not false or zero). Where `plain_expert_width` holds,
+    experts are as wide as `intermediate_size` says. `extra` are small tensors no block has: name, role, shape
+    (numbers, keys or products "a*b"), copies, `at` which layers (a mixer, a feed-forward, "first", "rest";
+    "outside" the layers; every layer when absent), `when` (a switch).
     """
 
     id: str
@@ -339,6 +346,7 @@ class Architecture:
     nested_defaults: Mapping[str, object] = field(default_factory=dict)
     harmless: tuple[str, ...] = ()
     required: tuple[str, ...] = ()
+    stated: tuple[str, ...] = ()
     extra: tuple[Mapping[str, object], ...] = ()
     mixer: str = "attention"
     mamba1: bool = False
@@ -362,6 +370,7 @@ class Architecture:
     ffn_divisor: int = 1
     dense_width: str = ""
     routed: bool = True
+    plain_expert_width: bool = False
     qk_norm: str = "none"
     qk_norm_switch: bool | str = True
     qk_norm_bias: bool = False

@@ -11,10 +11,13 @@ from capplan.units import GB, GIB
 FIT_TABLE_GB: Final = (24, 40, 48, 80, 141, 192)
 
 
-def targets_of(names: tuple[str, ...], memory_bytes: int | None) -> tuple[tuple[Target, ...], bool]:
+def targets_of(
+    names: tuple[str, ...], memory_bytes: int | None, *, visible: str | None = None
+) -> tuple[tuple[Target, ...], bool]:
     """What to fit into, and whether the user named it: GPUs, one size of memory, or the common sizes.
 
-    Raises InputError for an unknown GPU, or a GPU and a size.
+    "local" are the GPUs here, of those that `visible` (CUDA_VISIBLE_DEVICES) leaves.
+    Raises InputError for an unknown GPU, or a GPU and a size; see local_target for what local adds.
     """
     if names and memory_bytes is not None:
         raise InputError("both a GPU and a memory size", where="--gpu, --gpu-memory", hint="give one of them")
@@ -29,7 +32,7 @@ def targets_of(names: tuple[str, ...], memory_bytes: int | None) -> tuple[tuple[
         gpus.sort(key=lambda gpu: (gpu.usable_bytes, gpu.id))
         return tuple(target_of(gpu) for gpu in gpus), True
     if names:
-        return tuple(target_of(catalog.gpu(name), name) for name in names), True
+        return tuple(target for name in names for target in _named(name, visible)), True
     sold = "decimal GB as sold"
     return (
         tuple(
@@ -38,6 +41,14 @@ def targets_of(names: tuple[str, ...], memory_bytes: int | None) -> tuple[tuple[
         ),
         False,
     )
+
+
+def _named(name: str, visible: str | None) -> tuple[Target, ...]:
+    if name.lower() == "local":
+        from capplan.local_target import local_targets  # asks the driver
+
+        return local_targets(visible)
+    return (target_of(catalog.gpu(name), name),)
 
 
 def target_of(gpu: Gpu, asked: str | None = None) -> Target:

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-COMMANDS = ("vram", "list", "show", "explain")
+COMMANDS = ("vram", "list", "show", "explain", "doctor", "compare")
 
 
 def blocks(text: str) -> list[str]:

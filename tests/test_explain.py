@@ -170,10 +170,10 @@ def test_the_lines_hold_the_numbers_of_the_answer(question: dict[str, Any]) -> N
         answer["weights"]["bytes"],
         answer["weights"]["headline_bytes"],
         answer["per_gpu"]["weights"]["bytes"],
-        answer["overhead"]["low_bytes"],
-        answer["overhead"]["high_bytes"],
-        answer["total"]["bytes"],
-        answer["total"]["low_bytes"],
+        answer["per_gpu"]["overhead"]["low_bytes"],
+        answer["per_gpu"]["overhead"]["high_bytes"],
+        answer["per_gpu"]["total"]["bytes"],
+        answer["per_gpu"]["total"]["low_bytes"],
         *(role["bytes"] for role in answer["weights"]["roles"]),
     ]
     if answer["kv_cache"]:

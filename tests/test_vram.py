@@ -187,6 +187,48 @@ def test_without_a_gpu_there_is_no_verdict(capsys: pytest.CaptureFixture[str]) -
     assert data["per_gpu"]["kv_pool"]["bytes"] == data["kv_cache"]["bytes"]
 
 
+@pytest.mark.parametrize(
+    "question",
+    [
+        {"model": "llama-2-70b", "tp": 16},
+        {"model": "deepseek-v3", "tp": 8, "draft_model": "mtp"},
+        {"model": "qwen3-vl-8b", "tp": 4},
+        {"model": "nemotron-h-8b", "tp": 2, "context": 1001},
+        {"model": "8b"},
+    ],
+    ids=["replicated KV heads", "latents and a draft", "a vision tower", "states and tails", "one GPU"],
+)
+def test_whole_is_the_sum_of_its_parts_on_all_gpus(question: dict[str, Any]) -> None:
+    data = vram(**question).to_dict()
+    gpus = question.get("tp", 1)
+    draft = data["draft_kv_cache"]["bytes"] if data["draft_kv_cache"] else 0
+    parts = data["weights"]["bytes"] + data["overhead"]["bytes"] + draft
+    parts += data["kv_cache"]["bytes"] + data["kv_cache"]["tail_bytes"]
+    parts += sum(part["bytes"] for part in data["extra"])
+    assert data["total"]["bytes"] == parts + data["total"]["replicated_bytes"]
+    assert data["total"]["bytes"] == data["per_gpu"]["total"]["bytes"] * gpus
+    assert data["total"]["replicated_bytes"] >= 0
+    assert (data["total"]["replicated_bytes"] > 0) == (gpus > 1)
+
+
+def test_several_gpus_are_told_by_one_that_holds_it() -> None:
+    data = vram("70b", gpus=("l4", "b200")).to_dict()
+    assert (data["fits"], data["gpu"]["id"]) == (True, "b200-sxm-180gb")
+    assert data["headroom_bytes"] >= 0
+    assert data["max_users"] >= 16
+    none = vram("405b", gpus=("l4", "t4")).to_dict()
+    assert (none["fits"], none["gpu"]["id"]) == (False, "l4-24gb")
+
+
+@pytest.mark.parametrize(("model", "limit"), [("gpt2", 1024), ("llama-3-8b", 4096)])
+def test_default_context_is_cut_to_a_short_model(model: str, limit: int) -> None:
+    assert vram(model).question.context == limit
+
+
+def test_nothing_bounds_the_context_of_a_state_model() -> None:
+    assert vram("mamba-2.8b", gpus=("l4",)).to_dict()["max_context"] is None
+
+
 def test_pool_is_what_is_left_on_the_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = answer_of(capsys, "--model", "8b", "--gpu", "h100-sxm", "-o", "json")
     data = json.loads(out)

@@ -16,6 +16,8 @@ COMMANDS: Final = {
     "list": ("show", "list_things"),
     "show": ("show", "show"),
     "explain": ("explain", "explain"),
+    "doctor": ("doctor", "doctor"),
+    "compare": ("doctor", "compare"),
 }
 # The parser's own error class, wherever this Typer keeps its parser: the parent of BadParameter.
 USAGE_ERROR: Final[type[Exception]] = typer.BadParameter.__mro__[1]

@@ -8,7 +8,6 @@ import typer
 from capplan.cli.explain import report_rows
 from capplan.cli.output import OutputFormat, console_width, render, write_json
 
-
 WIDE = 120
 
 

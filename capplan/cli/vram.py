@@ -1,9 +1,11 @@
 """`capplan vram`: what serving needs, whether it fits, how many users."""
 
+import os
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from capplan.cli.engine_options import engine_flags
 from capplan.cli.output import OutputFormat, console_width, render, write, write_json
 from capplan.errors import ExitStatus, InputError
 from capplan.units import GIB, parse_count, parse_size_bytes
@@ -21,8 +23,8 @@ def vram(
     precision: Annotated[str, typer.Option(help="Weight format; auto: the checkpoint's.")] = "auto",
     kv_dtype: Annotated[str, typer.Option(help="KV cache dtype; auto: the checkpoint's.")] = "auto",
     users: Annotated[int, typer.Option(help="Users at once, each with a full context.")] = 16,
-    context: Annotated[int, typer.Option(help="Tokens a user holds.")] = 4096,
-    gpu: Annotated[list[str] | None, typer.Option(help="GPU, repeatable; or all.")] = None,
+    context: Annotated[int | None, typer.Option(help="Tokens a user holds (4096).")] = None,
+    gpu: Annotated[list[str] | None, typer.Option(help="GPU, repeatable; or all, or local.")] = None,
     gpu_memory: Annotated[str | None, typer.Option(help="Memory with unit: 24GB, 80GiB.")] = None,
     gpu_memory_gib: Annotated[float | None, typer.Option(help="Memory in GiB.")] = None,
     tp: Annotated[int, typer.Option(help="GPUs that share the model (tensor parallel).")] = 1,
@@ -32,7 +34,15 @@ def vram(
     lora: Annotated[list[str] | None, typer.Option(help="Adapter: path, or rank=16,targets=q_proj.")] = None,
     lora_slots: Annotated[int | None, typer.Option(help="Adapters served at once.")] = None,
     draft_model: Annotated[str | None, typer.Option(help="Draft model: name, path, or mtp.")] = None,
+    calibration: Annotated[str | None, typer.Option(help="Overhead measured by doctor --save.")] = None,
     online: Annotated[bool, typer.Option("--online", help="Ask the Hugging Face Hub for it.")] = False,
+    engine: Annotated[str | None, typer.Option(help="Plan its start-up: vllm. Needs one GPU.")] = None,
+    engine_version: Annotated[str | None, typer.Option(help="Such as 0.24, or unknown.")] = None,
+    max_model_len: Annotated[int | None, typer.Option(help="Longest request the engine admits.")] = None,
+    max_num_batched_tokens: Annotated[int | None, typer.Option(help="Tokens a step.")] = None,
+    max_num_seqs: Annotated[int | None, typer.Option(help="Sequences a step.")] = None,
+    gpu_memory_utilization: Annotated[float | None, typer.Option(help="The engine's fraction.")] = None,
+    enforce_eager: Annotated[bool, typer.Option("--enforce-eager", help="No CUDA graphs.")] = False,
     output: Annotated[OutputFormat, typer.Option("-o", "--output")] = OutputFormat.TABLE,
     explain: Annotated[bool, typer.Option("--explain", help="The formulas with numbers.")] = False,
 ) -> int:
@@ -49,7 +59,7 @@ def vram(
         precision=precision,
         kv_dtype=kv_dtype,
         users=users,
-        context=context,
+        **({} if context is None else {"context": context}),
         gpus=tuple(gpu or ()),
         gpu_memory_bytes=_memory(gpu_memory, gpu_memory_gib),
         tp=tp,
@@ -59,6 +69,19 @@ def vram(
         lora_slots=lora_slots,
         draft_model=draft_model,
         online=online,
+        calibration=calibration,
+        visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
+        engine=engine,
+        engine_flags=engine_flags(
+            engine,
+            version=engine_version,
+            max_model_len=max_model_len,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=max_num_seqs,
+            gpu_memory_utilization=gpu_memory_utilization,
+            enforce_eager=enforce_eager,
+            overhead=overhead,
+        ),
         **_overhead(overhead),
     )
     _write(answer, output, explain)
@@ -75,14 +98,14 @@ def _write(answer: "VramEstimate", output: OutputFormat, explain: bool) -> None:
     if output is OutputFormat.JSON:
         write_json(answer.to_dict() | ({"explain": list(steps)} if explain else {}))
         return
-    from capplan import report
+    from capplan import report, vram_report
 
     if output is OutputFormat.CSV:
-        write(report.to_csv(report.vram_rows(answer)))
+        write(report.to_csv(vram_report.vram_rows(answer)))
     elif output is OutputFormat.MD:
-        write(report.vram_markdown(answer) + "".join(f"- {step}\n" for step in steps))
+        write(vram_report.vram_markdown(answer) + "".join(f"- {step}\n" for step in steps))
     else:
-        render([*report.vram_view(answer, console_width()), *report.step_view(steps)])
+        render([*vram_report.vram_view(answer, console_width()), *report.step_view(steps)])
 
 
 def _count(text: str | None) -> int | None:

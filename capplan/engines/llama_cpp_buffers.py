@@ -248,10 +248,14 @@ def _cache_bytes(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Widths:
-    """What the compute buffer follows: widths of one token's tensors, in elements of 4 B."""
+    """What the compute buffer follows: widths of one token's tensors, in elements of 4 B.
+
+    `routed` is what the experts of one token put out together, 0 without experts.
+    """
 
     hidden: int
     ffn: int
+    routed: int
     kv: int
     heads: int
     vocab: int
@@ -259,14 +263,18 @@ class Widths:
 
 
 def widths(model: Model) -> Widths:
-    """The widest of each over the layers; `ffn` counts the experts a token goes through."""
-    ffn = kv = heads = 0
+    """The widest of each over the layers."""
+    ffn = routed = kv = heads = 0
     latent = False
     for group in model.groups:
         for tensor in group.layer.tensors():
-            if tensor.name.endswith(("up_proj", "gate_up_proj")) and len(tensor.shape) > 1:
-                used = math.ceil(tensor.active_copies) if tensor.copies > 1 else 1
-                ffn = max(ffn, tensor.shape[0] * used)
+            if len(tensor.shape) < 2 or not tensor.name.endswith("up_proj"):
+                continue
+            if tensor.role == "experts":
+                routed = max(routed, model.hidden * math.ceil(tensor.active_copies))
+                ffn = max(ffn, tensor.shape[0] * math.ceil(tensor.active_copies))
+            else:
+                ffn = max(ffn, tensor.shape[0])
         for block in group.layer.blocks:
             if isinstance(block, Attention):
                 heads = max(heads, block.heads)
@@ -275,43 +283,72 @@ def widths(model: Model) -> Widths:
             if cache.kind != "state":
                 kv = max(kv, cache.heads * cache.k_width)
     return Widths(
-        hidden=model.hidden, ffn=ffn, kv=kv, heads=heads or model.heads, vocab=model.vocab, latent=latent
+        hidden=model.hidden,
+        ffn=ffn,
+        routed=routed,
+        kv=kv,
+        heads=heads or model.heads,
+        vocab=model.vocab,
+        latent=latent,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeRule:
+    """How a range of builds lays out its compute buffer; see `compute_bytes`.
+
+    `mask_bytes` is what a mask cell takes on the device and `host_mask_bytes` in host memory, `ffn_copies`
+    and `score_hidden` the FFN and hidden tensors alive at once, `all_outputs` whether logits are reserved for
+    every token of a batch and not for every sequence, `copies` the batches several devices work on in turn
+    (1: they take turns on one batch, and only the device with the output has the buffer).
+    """
+
+    flash_attention: bool
+    mask_bytes: int
+    host_mask_bytes: int
+    ffn_copies: int
+    score_hidden: int
+    all_outputs: bool
+    copies: int
 
 
 def compute_bytes(
     size: Widths,
+    rule: ComputeRule,
     *,
     cells: int,
     ubatch: int,
-    outputs: int,
-    flash_attention: bool,
-    devices: int = 1,
+    sequences: int = 1,
+    pipelined: bool = False,
     has_output: bool = True,
 ) -> int:
-    """Compute buffer of one device for batches of `ubatch` tokens, `outputs` of which get logits.
+    """Compute buffer of one device for batches of `ubatch` tokens over a cache of `cells`; bytes.
 
-        mask  = ubatch × cells × 4 B                (a 16-bit mask is held twice with flash attention)
-        FFN   = ubatch × 4 B × (2·ffn + 2·hidden + kv) + mask
-        scores = ubatch × 4 B × (heads × cells + 4·hidden) + mask      (without flash attention)
-        output = outputs × 4 B × vocabulary + ubatch × 4 B × hidden
-        buffer = max(FFN, scores, output);
+        mask   = ubatch · cells · mask bytes
+        FFN    = ubatch · 4 B · (max(ffn copies · ffn, routed) + 2 · hidden) + mask
+        scores = ubatch · 4 B · (heads · cells + score hidden · hidden) + mask   (without flash attention)
+        output = outputs · 4 B · vocabulary + ubatch · 4 B · hidden
+        buffer = max of them; `pipelined`: + (copies − 1) masks + copies · ubatch · 4 B · hidden
 
-    several devices work on 4 batches in turn: 3 more masks and 4 more hidden states each.
+    Example: Llama-3-8B, 8192 cells, 512 tokens, scores 512 MiB + 4 · 8 MiB + mask 16 MiB = 560 MiB.
     """
+    if rule.copies == 1 and not has_output:
+        return 0
     token = ubatch * F32_BYTES
-    mask = token * cells
-    kv = size.kv if flash_attention else 0
-    sizes = [token * (2 * size.ffn + 2 * size.hidden + kv) + mask]
-    if not flash_attention:
-        sizes.append(token * (size.heads * cells + 4 * size.hidden) + mask)
+    mask = ubatch * cells * rule.mask_bytes
+    sizes = [token * (max(rule.ffn_copies * size.ffn, size.routed) + 2 * size.hidden) + mask]
+    if not rule.flash_attention:
+        sizes.append(token * (size.heads * cells + rule.score_hidden * size.hidden) + mask)
     if has_output:
+        outputs = ubatch if rule.all_outputs else min(ubatch, sequences)
         sizes.append(outputs * F32_BYTES * size.vocab + token * size.hidden)
-    more = (3 * mask + 4 * token * size.hidden) if devices > 1 else 0
-    return max(sizes) + more
+    more = (rule.copies - 1) * ubatch * cells * rule.host_mask_bytes + rule.copies * token * size.hidden
+    return max(sizes) + (more if pipelined and rule.copies > 1 else 0)
 
 
-def host_compute_bytes(size: Widths, *, cells: int, ubatch: int, devices: int = 1) -> int:
-    """Compute buffer in host memory when all layers are on GPUs: the embedded tokens and the mask (× 4)."""
-    mask = ubatch * cells * F32_BYTES
-    return mask * (4 if devices > 1 else 1) + ubatch * F32_BYTES * size.hidden
+def host_compute_bytes(
+    size: Widths, rule: ComputeRule, *, cells: int, ubatch: int, pipelined: bool = False
+) -> int:
+    """Compute buffer in host memory with all layers on GPUs: embedded tokens, and the mask in each copy."""
+    mask = ubatch * cells * rule.host_mask_bytes
+    return mask * (rule.copies if pipelined else 1) + ubatch * F32_BYTES * size.hidden

@@ -5,6 +5,7 @@
 Weights and the fraction are exact; the other terms are vllm_terms over fitted numbers, with their band.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -22,6 +23,7 @@ from capplan.engines.vllm_defaults import (
     since,
 )
 from capplan.engines.vllm_kv import KvPlan, plan_kv, state_limited_sequences
+from capplan.errors import InputError
 from capplan.specs import Gpu, Model
 from capplan.units import GIB, format_gib
 
@@ -96,13 +98,21 @@ class _Planned:
             self.activation = vllm_terms.activation_bytes(
                 model,
                 tokens=int(self.number("max_num_batched_tokens")),
-                sequences=int(self.number("max_num_seqs")),
+                sequences=0 if self.chunked_old() else int(self.number("max_num_seqs")),
                 tp=flags.tp,
                 version=self.version,
+                **({"programs": gpu.sm_count} if gpu is not None and gpu.sm_count else {}),
             )
-        self.non_torch = vllm_terms.non_torch_bytes(flags.tp) if non_torch_bytes is None else non_torch_bytes
+        self.non_torch = (
+            vllm_terms.non_torch_bytes(flags.tp, self.version) if non_torch_bytes is None else non_torch_bytes
+        )
         used = weights_bytes + extra_bytes + self.activation + self.non_torch
         self.pool = self.budget - used - (self.graphs if self.inside else 0)
+
+    def chunked_old(self) -> bool:
+        """Whether this is chunked prefill before 0.8, whose profiling run ends before the sampler."""
+        long = self.number("max_model_len") > facts()["v0_chunked_beyond_tokens"]
+        return long and not since("v1_since", self.version)
 
     def number(self, name: str) -> float:
         """A numeric flag as resolved."""
@@ -144,6 +154,14 @@ class _Planned:
             low=min(pools) + round(low * self.budget),
             high=max(pools) + round(high * self.budget),
         )
+
+    def safe_fraction(self) -> float:
+        """The largest fraction, in hundredths, that leaves room for what lies outside it.
+
+        That is the process's own context, and CUDA graphs before 0.21.
+        """
+        outside = calibration()["process_bytes"] + (0 if self.inside else self.graphs)
+        return max(0, math.floor(100 * (1 - outside / self.visible)) / 100) if self.visible else 0.0
 
     def low_pool(self) -> int:
         """The pool at the lower end of its band."""
@@ -198,7 +216,7 @@ def _answer(made: _Planned, band: Band, version: str, named: bool) -> EnginePlan
         advice=() if starts else _advice(made),
         rules=_rules(),
         notes=_notes(made, band, version, named),
-        more={"starts_at_estimate": at_value},
+        more={"starts_at_estimate": at_value, "safe_gpu_memory_utilization": made.safe_fraction()},
     )
 
 
@@ -231,6 +249,8 @@ def _safe_sequences(made: _Planned) -> int | None:
 
     if now < 1 or not holds(1):
         return None
+    if holds(now):
+        return now
     return _largest(holds, now)
 
 
@@ -257,9 +277,9 @@ def _advice(made: _Planned) -> tuple[Advice, ...]:
     if made.number("max_num_batched_tokens") > tokens >= made.number("max_num_seqs"):
         flag = f"--max-num-batched-tokens {tokens}"
         tries.append(("fewer tokens a step", flag, {"max_num_batched_tokens": tokens}))
-    for percent in range(90, 98):
+    for percent in range(90, 100):
         fraction = percent / 100
-        if fraction > made.number("gpu_memory_utilization"):
+        if made.safe_fraction() >= fraction > made.number("gpu_memory_utilization"):
             flag = f"--gpu-memory-utilization {fraction:g}"
             tries.append(("a larger share of the memory", flag, {"gpu_memory_utilization": fraction}))
     if made.asked.kv_bits > 8:
@@ -268,10 +288,12 @@ def _advice(made: _Planned) -> tuple[Advice, ...]:
         tries.append(("no CUDA graphs (slower decode)", "--enforce-eager", {"enforce_eager": True}))
     found: dict[str, Advice] = {}
     for change, flag, fields in tries:
-        after = made.at(**fields)
+        try:
+            after = made.at(**fields)
+        except InputError:
+            continue  # this version does not take the change
         pool = after.low_pool()
-        outside = 0 if after.inside else after.graphs
-        if change not in found and after.starts(pool) and after.visible - after.budget >= outside:
+        if change not in found and after.starts(pool):
             found[change] = Advice(
                 change=f"{change}: KV pool of at least {format_gib(pool)}, "
                 f"{after.kv(pool).max_concurrency:.2f} requests of "

@@ -10,20 +10,18 @@ from capplan.engines.vllm_defaults import Number, calibration, facts, since
 from capplan.specs import Model
 
 _ACTIVATION_BYTES = 2
+_ROW_BYTES = 4
 _STREAMS = 3  # the residual, the layer's input and its output
 
 
 def visible_bytes(driver_bytes: int) -> int:
     """What CUDA calls the total, of what the driver reports.
 
-        driver − (a + b · driver)
+        driver − what it keeps for itself, fitted on start-up logs
 
-    The driver keeps some for itself; a and b are fitted on start-up logs.
     Example: an H100's 79.65 GiB: 79.18 GiB.
     """
-    fit = calibration()["visible"]
-    kept = round(fit["kept_bytes"] + fit["kept_fraction"] * driver_bytes)
-    return max(0, driver_bytes - kept)
+    return max(0, driver_bytes - int(calibration()["driver_keeps_bytes"]))
 
 
 def layer_width(model: Model, tp: int) -> tuple[int, int]:
@@ -45,24 +43,34 @@ def layer_width(model: Model, tp: int) -> tuple[int, int]:
     return dense, experts
 
 
-def activation_bytes(model: Model, *, tokens: int, sequences: int, tp: int, version: Number) -> int:
+def activation_bytes(
+    model: Model, *, tokens: int, sequences: int, tp: int, version: Number, programs: int = 132
+) -> int:
     """The profiling peak on one rank.
 
         max( tokens · 2 B · (3 · hidden + layer width),
-             sequences · vocab · s + tokens · 2 B · hidden + experts' buffers )
+             sampler + tokens · 2 B · hidden + experts' buffers )
+        sampler = sequences · vocab · s                          sorting: s is fitted
+                  sequences · vocab · 14 B + programs · vocab · 4 B   since 0.17
 
-    s = 14 B where the sampler does not sort (12 B of 32-bit values beside the 16-bit logits); before,
-    sorting took more: fitted. The experts' buffers stay allocated in those newer versions.
-    Logits are whole on every rank. Not counted: encoders at their worst input, LoRA, attention workspaces.
+    14 B are 12 B of 32-bit values beside the 16-bit logits; `programs`, the GPU's multiprocessors, each hold
+    a row. The experts' buffers stay allocated in those versions. Logits are whole on every rank.
+    `sequences` 0 leaves the sampler out, as chunked prefill did before version 0.8.
+    Not counted: encoders at their worst input, LoRA, attention workspaces.
     Example: Llama-3.1-8B, 29,000 tokens: 29,000 · 2 · (3 · 4,096 + 3 · 14,336) = 2.99 GiB, as logged.
     """
     dense, experts = layer_width(model, tp)
     layers = tokens * _ACTIVATION_BYTES * (_STREAMS * model.hidden + max(dense, experts))
+    if not sequences:
+        return layers
     newer = since("sampler_without_sort_since", version)
     per_logit = facts()["sampler_bytes_without_sort"] if newer else calibration()["sampler_bytes_with_sort"]
     sampler = sampler_bytes(model, sequences=sequences, per_logit=per_logit)
-    sampler += tokens * _ACTIVATION_BYTES * (model.hidden + (experts if newer else 0))
-    return max(layers, sampler)
+    held = model.hidden
+    if newer:
+        sampler += programs * model.vocab * _ROW_BYTES
+        held += experts
+    return max(layers, sampler + tokens * _ACTIVATION_BYTES * held)
 
 
 def sampler_bytes(model: Model, *, sequences: int, per_logit: float) -> int:
@@ -70,10 +78,13 @@ def sampler_bytes(model: Model, *, sequences: int, per_logit: float) -> int:
     return round(sequences * model.vocab * per_logit)
 
 
-def non_torch_bytes(tp: int) -> int:
+def non_torch_bytes(tp: int, version: Number) -> int:
     """Memory outside torch's allocator: kernels, and communication buffers with tp > 1."""
     fit = calibration()["non_torch"]
-    return int(fit["one_rank_bytes"] if tp == 1 else fit["several_ranks_bytes"])
+    if tp > 1:
+        return int(fit["several_ranks_bytes"])
+    newer = since("sampler_without_sort_since", version)
+    return int(fit["one_rank_newer_bytes" if newer else "one_rank_bytes"])
 
 
 def graph_bytes() -> int:

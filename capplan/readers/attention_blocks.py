@@ -73,8 +73,9 @@ def _attention(decoder: DecoderKeys, index: int, kind: str) -> Attention:
     has_v = True
     if kind == "full" and keys.present("global_head_dim") is not None:
         width = v_width = keys.integer("global_head_dim", default=width)
-        kv = keys.integer("num_global_key_value_heads", default=kv)
         has_v = not keys.flag("attention_k_eq_v", default=False)
+        # Where keys are the values too, these layers have fewer heads: how many, only the file knows.
+        kv = keys.integer("num_global_key_value_heads", default=kv if has_v else None)
     window = None
     if kind == "sliding":
         window = keys.integer("sliding_window", "sliding_window_size", "attention_window_size", "window_size")
@@ -161,13 +162,17 @@ def _index_branch(decoder: DecoderKeys, index: int, kind: str) -> tuple[int, int
     sparse = decoder.keys.child("sparse_attention_config")
     decoder.keys.used.update(("index_n_heads", "index_head_dim"))
     if sparse is None:
-        heads = decoder.keys.integer("index_n_heads", default=0, low=0)
+        if kind != "indexed":
+            return 0, 0
+        heads = decoder.keys.integer("index_n_heads", low=0)
         width = decoder.keys.integer("index_head_dim", default=128)
-        return (heads, width) if kind == "indexed" else (0, 0)
+        return heads, width
     if not sparse.flag("use_sparse_attention", default=True):
         return 0, 0
-    layers = sparse.integers("sparse_attention_freq", low=0, high=1) or []
-    if index < len(layers) and not layers[index]:
+    layers = sparse.integers("sparse_attention_freq", low=0, high=1)
+    if layers is None or len(layers) < decoder.layers:
+        raise sparse.fail("sparse_attention_freq", "missing or short", "give 0 or 1 for each layer")
+    if not layers[index]:
         return 0, 0
     return sparse.integer("sparse_num_index_heads"), sparse.integer("sparse_index_dim")
 

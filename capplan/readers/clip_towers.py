@@ -12,7 +12,9 @@ def siglip(keys: Keys, top: Keys, hidden: int) -> list[Tower]:
     ffn = keys.integer("intermediate_size", default=3072)
     parts = Parts("vision")
     parts.linear("patch_embedding", width, patch_inputs(keys, patch=16))
-    positions = keys.optional_integer("num_patches", high=1 << 24)
+    # SigLIP 2 has a fixed number of positions, whatever the image.
+    default = 256 if kind.startswith("siglip2") else None
+    positions = keys.optional_integer("num_patches", high=1 << 24) or default
     parts.add("position_embedding", positions or patches(keys, 224, 16), width)
     layers = depth(keys, "num_hidden_layers", default=12)
     parts.encoder(layers, width, ffn)

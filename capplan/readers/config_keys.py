@@ -8,6 +8,8 @@ from capplan.errors import InputError, shown
 
 MAX_WIDTH: Final = 1 << 31
 MAX_LAYERS: Final = 4096
+# The key by which a config made from a GGUF can be told from a publisher's.
+GGUF_MARK: Final = "general.architecture"
 
 
 class Keys:
@@ -30,6 +32,8 @@ class Keys:
         self.where = where
         self.path = path
         self.used: set[str] = set()
+        # Nested mappings that were read, so that what they hold is accounted for too.
+        self.children: dict[str, Keys] = {}
 
     def fail(self, key: str, problem: str, hint: str) -> InputError:
         """An error about one key, with its place."""
@@ -64,7 +68,8 @@ class Keys:
             raise self.fail(
                 names[0],
                 "missing",
-                f"the memory of this model cannot be computed without it; add {names[0]} to the file",
+                "the memory of this model cannot be computed without it; add "
+                f"{names[0] if names[0].isprintable() else 'it'} to the file",
             )
         return default
 
@@ -183,7 +188,9 @@ class Keys:
         value = self.value(name)
         if not isinstance(value, Mapping):
             raise self.fail(name, f"{shown(value)} is not a mapping", "write key: value pairs")
-        return Keys(value, where=self.where, path=f"{self.path}{name}.")
+        if name not in self.children:
+            self.children[name] = Keys(value, where=self.where, path=f"{self.path}{name}.")
+        return self.children[name]
 
     def unused(self) -> list[str]:
         """Keys nobody asked for, in file order."""

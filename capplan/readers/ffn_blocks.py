@@ -90,8 +90,11 @@ def routed_blocks(decoder: DecoderKeys, index: int) -> list[Block]:
     keys, arch = decoder.keys, decoder.arch
     # Widths of dense layers, which a model of only routed layers may still state.
     keys.used.update(("intermediate_size_mlp", "dense_intermediate_size", "intermediate_size"))
-    names = ("moe_intermediate_size", "expert_intermediate_size", "expert_ffn_hidden_size",
-             "intermediate_size", "ffn_dim")  # fmt: skip
+    names: tuple[str, ...] = (
+        "moe_intermediate_size", "expert_intermediate_size", "expert_ffn_hidden_size",
+    )  # fmt: skip
+    if arch.plain_expert_width:
+        names += ("intermediate_size", "ffn_dim")
     made: list[Block] = []
     for number in range(arch.modalities):
         # Ernie-VL lists experts and widths by modality, Hunyuan by layer.

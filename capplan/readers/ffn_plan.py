@@ -8,6 +8,18 @@ from capplan.readers.decoder_keys import EXPERT_COUNTS
 
 _T = TypeVar("_T")
 MAX_INDEX: Final = 1 << 20
+# Keys that mean something only where layers route to experts.
+MOE_RULES: Final = (
+    "decoder_sparse_step", "mlp_only_layers", "first_k_dense_replace", "moe_layer_freq",
+    "expert_layer_period", "expert_layer_offset", "num_experts_per_tok", "moe_topk",
+    "moe_intermediate_size", "shared_expert_intermediate_size", "n_shared_experts",
+    "num_shared_experts", "num_shared_expert", "moe_layer_start_index", "moe_k",
+    "moe_layer_end_index", "moe_layer_interval", "moe_num_shared_experts",
+    "interleave_moe_layer_step", "mlp_layer_types", "use_mixed_mlp_moe", "top_k_experts",
+    "n_group", "topk_group", "topk_method", "scoring_func", "routed_scaling_factor",
+)  # fmt: skip
+# Names of kernels, which dense files of some tools carry too.
+_NO_RULES: Final = frozenset(("experts_implementation", "moe_implementation", "use_mixed_mlp_moe"))
 
 
 def fitted(keys: Keys, name: str, values: list[_T], layers: int) -> list[_T]:
@@ -18,6 +30,11 @@ def fitted(keys: Keys, name: str, values: list[_T], layers: int) -> list[_T]:
 
 
 def feed_forwards(keys: Keys, layers: int) -> list[str | None]:
+    """The feed-forward of every layer.
+
+    Only a stated count of none or one expert (or `enable_moe_block: false`) makes every layer dense; a file
+    that routes without saying how many experts it has is refused.
+    """
     name = keys.present(*EXPERT_COUNTS)
     experts: int | None = None
     if name is not None and isinstance(keys.value(name), list):
@@ -26,6 +43,8 @@ def feed_forwards(keys: Keys, layers: int) -> list[str | None]:
         experts = keys.optional_integer(name, low=0)
     if not keys.flag("enable_moe_block", default=True):
         experts = None
+    elif not any(known in keys.data or known in keys.defaults for known in EXPERT_COUNTS):
+        _refuse_routing(keys)
     # One expert takes every token: the classes build a dense layer then.
     if not experts or experts == 1:
         _forget_moe_rules(keys)
@@ -33,17 +52,22 @@ def feed_forwards(keys: Keys, layers: int) -> list[str | None]:
     return ["moe" if sparse else "dense" for sparse in _sparse_layers(keys, layers)]
 
 
+def _refuse_routing(keys: Keys) -> None:
+    """Refuse a file without an expert count where any of its keys, or its class's, routes to experts."""
+    for key, value in (*keys.defaults.items(), *keys.data.items()):
+        routes = key in MOE_RULES or "expert" in key or key.startswith("moe_")
+        kinds = set(map(str, value)) if isinstance(value, list) and key != "mlp_only_layers" else {"x"}
+        off = not value or not kinds - {"dense", "0"}
+        if routes and not off and key not in _NO_RULES:
+            raise keys.fail(
+                EXPERT_COUNTS[0],
+                f"missing, but {key} {shown(value, 40)} routes to experts",
+                "add the number of experts, or null where every layer is dense",
+            )
+
+
 def _forget_moe_rules(keys: Keys) -> None:
-    keys.used.update(
-        (
-            "decoder_sparse_step", "mlp_only_layers", "first_k_dense_replace", "moe_layer_freq",
-            "expert_layer_period", "expert_layer_offset", "num_experts_per_tok", "moe_topk",
-            "moe_intermediate_size", "shared_expert_intermediate_size", "n_shared_experts",
-            "num_shared_experts", "num_shared_expert", "moe_layer_start_index", "moe_k",
-            "moe_layer_end_index", "moe_layer_interval", "moe_num_shared_experts",
-            "interleave_moe_layer_step", "mlp_layer_types", "use_mixed_mlp_moe", "top_k_experts",
-        )
-    )  # fmt: skip
+    keys.used.update(MOE_RULES)
 
 
 def _sparse_layers(keys: Keys, layers: int) -> list[bool]:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from capplan.errors import InputError, did_you_mean, shown
 from capplan.readers.checkpoint import Checkpoint
+from capplan.readers.config_keys import GGUF_MARK
 from capplan.readers.gguf_architectures import ARCHITECTURES, OTHER_FILES
 from capplan.readers.gguf_keys import GgufModel
 from capplan.readers.gguf_layers import FULL, SLIDING, mixers, single_blocks, window_of
@@ -60,7 +61,8 @@ def config_of(
             hint=did_you_mean(name, ARCHITECTURES, "give the model's config.json instead"),
         )
     model = GgufModel(dict(found), checkpoint, ARCHITECTURES[name])
-    config = _config(model)
+    # A GGUF writes no key for a part it does not have: the mark says that what is missing is not there.
+    config = {**_config(model), GGUF_MARK: name}
     model.check_unused()
     return config, tuple(model.notes)
 
@@ -179,6 +181,6 @@ def _latent(model: GgufModel) -> dict[str, Any]:
         "qk_nope_head_dim": width - rope,
         "qk_rope_head_dim": rope,
         "v_head_dim": v_width,
-        **({"q_lora_rank": q_rank} if q_rank else {}),
+        "q_lora_rank": q_rank or None,
         **({} if types is None else {"indexer_types": ["full" if own else "shared" for own in types]}),
     }

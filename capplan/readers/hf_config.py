@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from typing import Final
 
 from capplan.errors import InputError, shown
-from capplan.readers.config_keys import MAX_LAYERS, Keys
-from capplan.readers.decoder_keys import DecoderKeys
+from capplan.readers.config_keys import GGUF_MARK, MAX_LAYERS, Keys
+from capplan.readers.decoder_keys import KV_HEADS, DecoderKeys
 from capplan.readers.harmless_keys import is_harmless
 from capplan.readers.layer_blocks import build_layers
 from capplan.readers.layer_plan import layer_plan
 from capplan.readers.model_parts import ModelParts, grouped
+from capplan.readers.nested_keys import audit_nested, check_mappings
 from capplan.readers.outside_tensors import max_context, outside_tensors, vocabulary
 from capplan.readers.tower_keys import TOWER_KEYS
 from capplan.specs import Architecture, Layer, Model, Quantization, Tower
@@ -81,7 +82,9 @@ def read_model(
     Raises InputError naming the key that is missing, malformed or not understood.
     """
     check_depth(config, where)
+    check_mappings(config, "", where, (*TEXT_CONFIGS, *QUANT_KEYS))
     text = text_config_of(config)
+    check_mappings(text, "text_config.", where, QUANT_KEYS)
     arch = architecture or PLAIN
     nested = text is not config
     keys = Keys(
@@ -93,7 +96,7 @@ def read_model(
     top = Keys(config, where=where) if nested else keys
     assumptions: list[str] = []
     if architecture is None:
-        assumptions.append(_plain_decoder(keys, model_type_of(config)))
+        assumptions.append(_plain_decoder(keys, top, model_type_of(config)))
     dtype_bits = _dtype_bits(keys, top)
     if arch.encoder != "none":
         from capplan.readers.encoder_decoder import encoder_decoder  # a rare kind
@@ -101,6 +104,7 @@ def read_model(
         parts = encoder_decoder(keys, arch, dtype_bits)
     else:
         parts = _decoder_only(keys, top, arch, dtype_bits)
+    unread = _unread_parts(top, parts.towers)
     model = Model(
         name=name,
         architecture=model_type_of(config) or arch.id,
@@ -115,7 +119,8 @@ def read_model(
         quantization=_quantization(top, keys),
         towers=parts.towers,
         ignored_keys=_audit(keys, top, arch, nested),
-        assumptions=(*assumptions, *_unread_parts(top, parts.towers)),
+        assumptions=(*assumptions, *_unread_sentences(unread)),
+        uncounted=unread,
         source=source,
         read_on=read_on,
     )
@@ -163,12 +168,17 @@ def _towers(top: Keys, text: Keys, hidden: int) -> tuple[Tower, ...]:
     return read_towers(top, text, hidden)
 
 
-def _unread_parts(top: Keys, towers: tuple[Tower, ...]) -> list[str]:
+def _unread_parts(top: Keys, towers: tuple[Tower, ...]) -> tuple[str, ...]:
+    """Keys of the parts that the file describes and `towers` does not hold."""
     if not any(name in top.data for name in TOWER_KEYS):
-        return []
+        return ()
     from capplan.readers.towers import unread_parts
 
     return unread_parts(top, towers)
+
+
+def _unread_sentences(names: tuple[str, ...]) -> list[str]:
+    return [f"{name} describes a part whose weights are not known: they are not counted" for name in names]
 
 
 def _renamed(text: Mapping[str, object], arch: Architecture) -> Mapping[str, object]:
@@ -187,7 +197,7 @@ def _renamed(text: Mapping[str, object], arch: Architecture) -> Mapping[str, obj
     return renamed
 
 
-def _plain_decoder(keys: Keys, model_type: str | None) -> str:
+def _plain_decoder(keys: Keys, top: Keys, model_type: str | None) -> str:
     """Accept an unknown model_type only where its keys leave no doubt about the big matrices."""
     activation = keys.text("hidden_act", "hidden_activation", "activation_function")
     norm = keys.present("rms_norm_eps")
@@ -200,6 +210,19 @@ def _plain_decoder(keys: Keys, model_type: str | None) -> str:
             "only a decoder with hidden_act silu and rms_norm_eps can be read without its "
             "architecture; add profiles/architectures/<model_type>.yaml",
         )
+    # What classes answer differently when the file does not say: no guess of a plain class is right for all.
+    needed: list[tuple[str, ...]] = [] if keys.present("kv_lora_rank") is not None else [KV_HEADS]
+    if top.data.get("tie_word_embeddings") is None:
+        needed.append(("tie_word_embeddings",))
+    if keys.data.get("sliding_window"):
+        needed.append(("layer_types", "use_sliding_window", "sliding_window_pattern"))
+    for names in needed:
+        if all(keys.data.get(name) is None for name in names):
+            raise keys.fail(
+                names[0],
+                f"missing, and the architecture {model_type!r} is not known",
+                "a model of an unknown architecture is planned only where the file says it; add the key",
+            )
     return (
         f"architecture {model_type!r} is not known: read as the gated RMS-norm decoder its keys "
         "describe; biases and q/k norms that the config does not name are missing (under 0.1 %)"
@@ -245,15 +268,17 @@ def _ignorable(key: str, value: object, arch: Architecture) -> bool:
     listed = [entry for entry in arch.harmless if entry.startswith(f"{key}=")]
     if listed:
         return value is None or f"{key}={str(value).lower()}" in listed
-    return key in arch.harmless or is_harmless(key, value)
+    return key in arch.harmless or is_harmless(key, value, known=arch is not PLAIN)
 
 
 def _audit(keys: Keys, top: Keys, arch: Architecture, nested: bool) -> tuple[str, ...]:
     """Error on unread keys that could change memory; names of the harmless ones."""
-    keys.used.update(("model_type", "architectures"))
+    keys.used.update(("model_type", "architectures", GGUF_MARK))
     top.used.update(("model_type", "architectures", "quantization_config", *TEXT_CONFIGS))
     top.used.update(TOWER_KEYS)
     ignored: list[str] = []
+    for source in {id(source): source for source in (keys, top)}.values():
+        audit_nested(source)
     for source in (keys, top) if nested else (keys,):
         for key in source.unused():
             value = source.data[key]

@@ -9,7 +9,9 @@ def mla_block(decoder: DecoderKeys, index: int, path: str) -> Mla:
     keys = decoder.keys
     # One latent serves all heads: the config's KV heads and head width are not read by the class.
     keys.used.update(("num_key_value_heads", "head_dim", "qk_head_dim"))
-    index_heads = keys.integer("index_n_heads", default=0, low=0)
+    index_heads = _index_heads(decoder)
+    if "q_lora_rank" not in keys.data and "q_lora_rank" not in keys.defaults:
+        raise keys.fail("q_lora_rank", "missing", "state it, or null where queries are not compressed")
     gate = keys.flag("mla_use_output_gate", default=False)
     full = decoder.arch.attention_gate == "full"
     return Mla(
@@ -31,6 +33,13 @@ def mla_block(decoder: DecoderKeys, index: int, path: str) -> Mla:
         sinks=decoder.switch(decoder.arch.sinks),
         path=path,
     )
+
+
+def _index_heads(decoder: DecoderKeys) -> int:
+    """Heads of the sparse indexer; 0 without one. A file that selects tokens must say how many."""
+    keys = decoder.keys
+    selects = any(keys.data.get(name) for name in ("index_topk", "indexer_types", "index_topk_pattern"))
+    return keys.integer("index_n_heads", default=None if selects else 0, low=0)
 
 
 def _owns_indexer(decoder: DecoderKeys, index: int) -> bool:

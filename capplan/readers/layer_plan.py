@@ -9,7 +9,7 @@ block). Feed-forwards: "dense", "moe".
 from collections.abc import Callable
 
 from capplan.errors import shown
-from capplan.readers.config_keys import Keys
+from capplan.readers.config_keys import GGUF_MARK, Keys
 from capplan.readers.ffn_plan import feed_forwards, fitted
 from capplan.specs import Architecture
 
@@ -54,12 +54,29 @@ def layer_plan(keys: Keys, architecture: Architecture, layers: int) -> list[Laye
         names = rule.split("|")
         if keys.present(*names) is None:
             raise keys.fail(names[0], "missing", "the kinds of the layers are given by it")
+    if GGUF_MARK not in keys.data:
+        for rule in architecture.stated:
+            _require_stated(keys, rule)
     single = _single_blocks(keys, architecture, layers)
     if single is not None:
         return single
     mixers = _mixers(keys, architecture, layers)
     ffns = feed_forwards(keys, layers) if architecture.routed else ["dense"] * layers
     return list(zip(mixers, ffns, strict=True))
+
+
+def _require_stated(keys: Keys, rule: str) -> None:
+    """Refuse a file that leaves out a key whose absence could mean several things."""
+    wanted, _, condition = rule.partition(" if ")
+    names = wanted.split("|")
+    if condition and not any(keys.data.get(name) for name in condition.split("|")):
+        return
+    if not any(name in keys.data or name in keys.defaults for name in names):
+        raise keys.fail(
+            names[0],
+            "missing" if not condition else f"missing, though {condition} is there",
+            "published files of this architecture state it and its size depends on it; add the key",
+        )
 
 
 def _single_blocks(keys: Keys, architecture: Architecture, layers: int) -> list[LayerKinds] | None:

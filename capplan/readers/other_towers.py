@@ -62,7 +62,7 @@ def gemma4(keys: Keys, top: Keys, hidden: int) -> list[Tower]:
     head_width = keys.integer("head_dim", default=max(1, width // heads))
     parts = Parts("vision")
     parts.add("position_embedding_table", 2, keys.integer("position_embedding_size"), width)
-    parts.linear("input_proj", width, patch_inputs(keys), bias=False)
+    parts.linear("input_proj", width, patch_inputs(keys, patch=None), bias=False)
     parts.encoder(
         depth(keys, "num_hidden_layers"),
         width,
@@ -92,7 +92,7 @@ def moonvit(keys: Keys, top: Keys, hidden: int) -> list[Tower]:
         depth(keys, "vt_num_hidden_layers", "num_hidden_layers"),
         width,
         keys.integer("vt_intermediate_size", "intermediate_size"),
-        attention_width=keys.integer("qkv_hidden_size", default=width),
+        attention_width=keys.integer("qkv_hidden_size", default=None if newer else width),
         attention_bias=not newer,
         mlp_bias=not newer,
         norm_bias=not newer,

@@ -106,7 +106,8 @@ def _group_size(keys: Keys, default: int | None = 128) -> int | None:
 
 def _awq(keys: Keys) -> Rules:
     bits = keys.integer("bits", "w_bit", default=4, high=16)
-    return ((ALL_LINEAR, _grouped(keys, "awq", bits, _group_size(keys), zeros=True)),)
+    zeros = keys.flag("zero_point", default=True)
+    return ((ALL_LINEAR, _grouped(keys, "awq", bits, _group_size(keys), zeros=zeros)),)
 
 
 def _bitnet(keys: Keys) -> Rules:
@@ -183,6 +184,8 @@ def _mxfp4(keys: Keys) -> Rules:
 def _bitsandbytes(keys: Keys) -> Rules:
     if keys.flag("load_in_8bit", "_load_in_8bit", default=False):
         return ((ALL_LINEAR, _channel(8, "bnb-int8")),)
+    if not keys.flag("load_in_4bit", "_load_in_4bit", default=True):
+        raise keys.fail("load_in_4bit", "false, and load_in_8bit too", "remove the quantization_config")
     double = keys.flag("bnb_4bit_use_double_quant", default=False)
     scale_bits = 8 + 32 / 256 if double else 32
     nf4 = _format("bnb-nf4", "NF4, blocks of 64", 4, group_shape="input", group=64, scale_bits=scale_bits)
@@ -269,16 +272,26 @@ def _named_layers(keys: Keys) -> Rules | None:
     layers = keys.child("quantized_layers")
     if layers is None:
         return None
+    # The list says it module by module, whatever the summaries beside it say.
+    layers.used.update(layers.data)
+    keys.used.update(("config_groups", "group_size", "quant_algo", "moe_quant_algo", "ignore"))
     by_algorithm: dict[str, list[str]] = {}
     for path, entry in layers.data.items():
-        algo = entry.get("quant_algo") if isinstance(entry, dict) else None
+        known: dict[str, object] = entry if isinstance(entry, dict) else {}
+        algo = known.get("quant_algo")
         if not isinstance(algo, str):
             raise layers.fail(str(path), "has no quant_algo", "give FP8 or NVFP4")
+        odd_group = "NVFP4" in algo and known.get("group_size", 16) != 16
+        if odd_group or known.keys() - {"quant_algo", "group_size"}:
+            raise layers.fail(str(path), f"{shown(entry, 60)} is not understood", "quant_algo, group_size")
         by_algorithm.setdefault(algo.upper(), []).append(str(path))
     return tuple((tuple(paths), _modelopt_format(keys, algo)) for algo, paths in by_algorithm.items())
 
 
 def _modelopt_format(keys: Keys, algorithm: str) -> Format:
+    groups = 16 if "NVFP4" in algorithm else 32 if "MXFP4" in algorithm else None
+    if groups and keys.optional_integer("group_size", low=0) not in (None, 0, groups):
+        raise keys.fail("group_size", f"is not {groups}, as {algorithm} has it", "check the file")
     if algorithm in ("FP8", "FP8_PER_TENSOR"):
         return _fp8_tensor(8)
     if algorithm in ("FP8_PER_CHANNEL_PER_TOKEN", "FP8_PC_PT"):

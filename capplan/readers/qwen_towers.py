@@ -21,7 +21,7 @@ def qwen3_vl(keys: Keys, top: Keys, hidden: int) -> list[Tower]:
     out = keys.integer("out_hidden_size", default=hidden)
     merged = _merged(keys, width)
     parts = Parts("vision")
-    parts.linear("patch_embed", width, patch_inputs(keys, _frames(keys)))
+    parts.linear("patch_embed", width, patch_inputs(keys, _frames(keys), patch=None))
     parts.add("pos_embed", keys.integer("num_position_embeddings", default=2304), width)
     parts.encoder(depth(keys, "depth"), width, keys.integer("intermediate_size"))
     merger = Parts("projector")
@@ -50,12 +50,14 @@ def qwen2_5_vl(keys: Keys, top: Keys, hidden: int) -> list[Tower]:
 
 def _qwen2(keys: Keys, width: int, out: int, ffn: int, *, newer: bool) -> list[Tower]:
     merged = _merged(keys, width)
-    heads = keys.integer("num_heads", default=16, high=1 << 16)
-    kv_heads = keys.integer("num_key_value_heads", default=heads, high=1 << 16)
+    # EXAONE's own widths are no defaults of Qwen's classes.
+    exaone = (keys.text("model_type", default="") or "").startswith("exaone")
+    heads = keys.integer("num_heads", default=None if exaone else 16, high=1 << 16)
+    kv_heads = keys.integer("num_key_value_heads", default=None if exaone else heads, high=1 << 16)
     parts = Parts("vision")
     parts.linear("patch_embed", width, patch_inputs(keys, _frames(keys)), bias=False)
     parts.encoder(
-        depth(keys, "depth", default=32),
+        depth(keys, "depth", default=None if exaone else 32),
         width,
         ffn,
         kv_width=width * kv_heads // heads,

@@ -67,7 +67,7 @@ class Parts:
         return Tower(role=self.role, name=name, tensors=tuple(self.made), exact=exact)
 
 
-def side(keys: Keys, name: str, default: int) -> int:
+def side(keys: Keys, name: str, default: int | None) -> int:
     """An image or patch side: a number, or a square pair as a list."""
     present = keys.present(name)
     if present is None or not isinstance(keys.value(present), list):
@@ -78,8 +78,11 @@ def side(keys: Keys, name: str, default: int) -> int:
     return pair[0]
 
 
-def patch_inputs(keys: Keys, temporal: int = 1, *, patch: int = 14) -> int:
-    """Inputs of the patch embedding: channels × patch² × frames."""
+def patch_inputs(keys: Keys, temporal: int = 1, *, patch: int | None = 14) -> int:
+    """Inputs of the patch embedding: channels × patch² × frames.
+
+    `patch` is the class's own side where published files leave it out; None: the file must state it.
+    """
     channels = keys.integer("in_channels", "num_channels", "in_chans", default=3, high=64)
     return channels * side(keys, "patch_size", patch) ** 2 * temporal
 

@@ -112,16 +112,16 @@ def read_towers(top: Keys, text: Keys, hidden: int) -> tuple[Tower, ...]:
     return tuple(made)
 
 
-def unread_parts(top: Keys, towers: tuple[Tower, ...]) -> list[str]:
-    """A sentence for each part the file describes that `towers` does not hold."""
+def unread_parts(top: Keys, towers: tuple[Tower, ...]) -> tuple[str, ...]:
+    """The key of each part the file describes that `towers` does not hold."""
     roles = {tower.role for tower in towers}
-    return [
-        f"{name} describes a part whose weights are not known: they are not counted"
+    return tuple(
+        name
         for name in TOWER_KEYS
         if isinstance(top.data.get(name), Mapping)
         and top.data.get(name)
         and ("audio" if "audio" in name else "vision") not in roles
-    ]
+    )
 
 
 def _vision(keys: Keys, top: Keys, hidden: int) -> list[Tower]:

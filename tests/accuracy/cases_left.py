@@ -12,7 +12,6 @@ RESULTS = "reading logs and measured results"
 # id → (what is missing, why this case needs it)
 LEFT: dict[str, tuple[str, str]] = {
     "bc-008": (ENGINE, "the pool shrinks with the tokens profiled per step; the model is not named"),
-    "bc-014": (ENGINE, "KV bytes after profiling, graphs and a 150 MiB margin"),
     "bc-015": (ENGINE, "graph capture in what the memory fraction leaves"),
     "bc-018": (ENGINE, "graphs inside the fraction from one version on"),
     "bc-020": (RESULTS, "a fixed part and a rate fitted from two logged capacities"),
@@ -21,13 +20,11 @@ LEFT: dict[str, tuple[str, str]] = {
     "bc-030": (ENGINE, "one token count for the target's and the draft's pool"),
     "bc-033": (ENGINE, "multimodal items per prompt profiled at their worst"),
     "bc-034": (ENGINE, "multimodal items per prompt profiled at their worst"),
-    "bc-039": (ENGINE, "the sampler's peak, max_num_seqs × vocabulary × 12 B"),
     "bc-041": (ENGINE, "MXFP4 experts padded on loading, and the profiling peak"),
     "bc-043": (ENGINE, "several processes on one GPU, each with its own context"),
     "bc-044": (DEVICE, "unified memory told by the device's attribute"),
     "bc-054": (ENGINE, "SGLang's static fraction"),
     "bc-059": (ENGINE, "activation by architecture and batched tokens"),
-    "bc-060": (ENGINE, "activation as a vocabulary term and a width term"),
     "bc-088": (ENGINE, "llama.cpp divides its context over the slots"),
     "bc-089": (ENGINE, "llama.cpp's unified cache over four slots"),
     "bc-098": (ENGINE, "llama.cpp's sliding cells (window + micro-batch) and compute buffer"),

@@ -10,6 +10,7 @@ from tests.accuracy import (
     oracles,
     test_cases_behaviour,
     test_cases_kv,
+    test_cases_vllm,
     test_cases_weights,
     test_cases_windows,
 )
@@ -32,7 +33,9 @@ BEGIN, END = "<!-- accuracy:begin -->", "<!-- accuracy:end -->"
 
 def covered() -> dict[str, FieldCase]:
     """Every field case with a test."""
-    return cases_in(test_cases_kv, test_cases_windows, test_cases_weights, test_cases_behaviour)
+    return cases_in(
+        test_cases_kv, test_cases_windows, test_cases_weights, test_cases_behaviour, test_cases_vllm
+    )
 
 
 def markdown() -> str:

@@ -119,10 +119,10 @@ def test_bc_174_text_and_json_hold_the_same_parts(
     read = json.loads(capsys.readouterr().out)
     parts = {
         "weights": read["per_gpu"]["weights"]["bytes"],
-        **{part["name"]: part["bytes"] for part in read["extra"]},
+        **{part["name"]: part["bytes"] for part in read["per_gpu"]["extra"]},
         "KV cache": read["per_gpu"]["kv_cache"]["bytes"],
-        "overhead": read["overhead"]["bytes"],
-        "total": read["total"]["bytes"],
+        "overhead": read["per_gpu"]["overhead"]["bytes"],
+        "total": read["per_gpu"]["total"]["bytes"],
     }
     assert run([*question, "-o", "md"]) == ExitStatus.OK
     text = capsys.readouterr().out

@@ -233,7 +233,8 @@ def read(
 
 def test_keys_of_a_small_llama() -> None:
     assert read(small()) == {
-        "model_type": "llama", "num_hidden_layers": 2, "vocab_size": 320, "tie_word_embeddings": True,
+        "general.architecture": "llama", "model_type": "llama", "num_hidden_layers": 2,
+        "vocab_size": 320, "tie_word_embeddings": True,
         "hidden_size": 64, "max_position_embeddings": 2048, "num_attention_heads": 4, "head_dim": 16,
         "num_key_value_heads": 2, "intermediate_size": 128,
     }  # fmt: skip

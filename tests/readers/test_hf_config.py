@@ -83,13 +83,15 @@ def test_equal_layers_are_one_group_and_keep_their_positions() -> None:
         ({"model_type": "mistral", "sliding_window": 16}, [("sliding", 4)]),
         ({"model_type": "gemma3n_text", "head_dim": 8, "num_kv_shared_layers": 2, "sliding_window": 16,
           "layer_types": ["sliding_attention", "full_attention"] * 2}, [("sliding", 1), ("full", 1)]),
-        ({"model_type": "jamba", "attn_layer_period": 4, "attn_layer_offset": 2, "mamba_d_state": 4},
+        ({"model_type": "jamba", "attn_layer_period": 4, "attn_layer_offset": 2, "mamba_d_state": 4,
+          "num_experts": 1},
          [("state", 3), ("full", 1)]),
-        ({"model_type": "falcon_h1", "mamba_d_ssm": 64, "mamba_n_heads": 8, "mamba_d_head": 8},
+        ({"model_type": "falcon_h1", "mamba_d_ssm": 64, "mamba_n_heads": 8, "mamba_d_head": 8,
+          "head_dim": 8},
          [("full", 4), ("state", 4)]),
         ({"model_type": "mllama_text_model", "cross_attention_layers": [1]}, [("full", 3), ("cross", 1)]),
         ({"model_type": "deepseek_v3", "kv_lora_rank": 16, "q_lora_rank": 8, "qk_nope_head_dim": 4,
-          "qk_rope_head_dim": 4, "v_head_dim": 8}, [("mla", 4)]),
+          "qk_rope_head_dim": 4, "v_head_dim": 8, "n_routed_experts": None}, [("mla", 4)]),
         ({"model_type": "longcat_flash", "kv_lora_rank": 16, "q_lora_rank": 8, "qk_nope_head_dim": 4,
           "qk_rope_head_dim": 4, "v_head_dim": 8, "n_routed_experts": 4, "moe_topk": 2,
           "expert_ffn_hidden_size": 8, "zero_expert_num": 2}, [("mla", 4), ("mla", 4)]),
@@ -179,7 +181,7 @@ def test_a_key_with_a_value_that_changes_memory_is_not_harmless(changes: dict[st
 
 
 def test_an_unknown_architecture_is_a_plain_decoder_only_where_its_keys_say_so() -> None:
-    model = read(llama(model_type="new_llama"))
+    model = read(llama(model_type="new_llama", tie_word_embeddings=False))
     assert model.parameters == read(LLAMA).parameters
     assert "new_llama" in model.assumptions[0]
     with pytest.raises(InputError, match="unknown architecture 'new_gelu'"):
@@ -280,3 +282,192 @@ def test_mtp_layers_stand_beside_the_decoder() -> None:
     (tower,) = model.towers
     layer = sum(tensor.parameters for tensor in model.groups[0].layer.tensors())
     assert (tower.role, tower.parameters) == ("mtp", layer + 2 * 64 * 64 + 3 * 64)
+
+
+PLAIN: dict[str, Any] = {**LLAMA, "model_type": "new_llama", "tie_word_embeddings": False}
+# Widths of one small config a family; every published file of these families states the key that goes.
+ROUTED: dict[str, Any] = {
+    "num_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8,
+    "head_dim": 8,
+}  # fmt: skip
+
+
+def plain(**changes: Any) -> dict[str, Any]:
+    return {**copy.deepcopy(PLAIN), **changes}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"use_glu": False}, {"gated_mlp": False}, {"is_gated_act": False}, {"glu_width": None},
+        {"kv_heads_per_group": 0}, {"expert_table": None}, {"layer_sharing": {}},
+        {"cache_rows": None}, {"attn_kernel_width": 0},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)  # fmt: skip
+def test_off_says_nothing_about_the_layers_of_an_unknown_class(changes: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=f"{next(iter(changes))}: not understood"):
+        read(plain(**changes))
+    assert next(iter(changes)) in read(llama(**changes)).ignored_keys
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"ffn_dim_multiplier": 1.3}, {"intermediate_multiplier": 2}, {"kv_multiplier": 2},
+        {"width_alpha": 2.0}, {"_hidden_layers": 7}, {"rope_head_dim": 32}, {"init_width": 9},
+        {"expert_dtype": "fp4"}, {"time_step_rank": 8}, {"mamba_d_conv": 4}, {"mamba_expand": 2},
+        {"use_mtp": True}, {"top_k": 8},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)  # fmt: skip
+def test_no_shape_of_a_name_swallows_a_width(changes: dict[str, Any]) -> None:
+    for config in (plain(**changes), llama(**changes)):
+        with pytest.raises(InputError, match=next(iter(changes))):
+            read(config)
+
+
+def test_the_samplers_top_k_is_harmless() -> None:
+    assert "top_k" in read(llama(top_k=50)).ignored_keys
+
+
+@pytest.mark.parametrize("key", ["num_key_value_heads", "tie_word_embeddings", "rms_norm_eps", "hidden_act"])
+def test_an_unknown_class_is_refused_without_what_classes_answer_differently(key: str) -> None:
+    config = plain()
+    del config[key]
+    with pytest.raises(InputError, match="model_type" if key in ("rms_norm_eps", "hidden_act") else key):
+        read(config)
+
+
+def test_an_unknown_class_must_say_which_layers_slide() -> None:
+    with pytest.raises(InputError, match="layer_types: missing"):
+        read(plain(sliding_window=16))
+    kinds_of = {"layer_types": ["sliding_attention"] + ["full_attention"] * 3}
+    assert kinds(read(plain(sliding_window=16, **kinds_of))) == [("sliding", 1), ("full", 3)]
+    assert kinds(read(plain(sliding_window=16, use_sliding_window=False))) == [("full", 4)]
+    assert kinds(read(plain(sliding_window=16, sliding_window_pattern=4))) == [("sliding", 3), ("full", 1)]
+    assert kinds(read(plain(sliding_window=None))) == [("full", 4)]
+
+
+def test_a_wrappers_tying_answers_for_an_unknown_class() -> None:
+    text = plain()
+    del text["tie_word_embeddings"]
+    assert read({"model_type": "wrapper", "tie_word_embeddings": True, "text_config": text}).tied
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "gone"),
+    [
+        ("qwen3_moe", {}, "num_experts"),
+        ("qwen3_moe", {}, "moe_intermediate_size"),
+        ("qwen3_moe", {}, "head_dim"),
+        ("deepseek", {"n_shared_experts": 1, "first_k_dense_replace": 1}, "n_shared_experts"),
+        ("deepseek", {"n_shared_experts": 1, "first_k_dense_replace": 1}, "first_k_dense_replace"),
+        ("minimax_m2", {}, "head_dim"),
+        ("mistral", {}, "num_key_value_heads"),
+        ("qwen3_next", {"shared_expert_intermediate_size": 8, "full_attention_interval": 1},
+         "shared_expert_intermediate_size"),
+    ],
+)  # fmt: skip
+def test_a_key_every_file_of_a_family_states_is_missed(
+    model_type: str, changes: dict[str, Any], gone: str
+) -> None:
+    config = llama(model_type=model_type, **(ROUTED if model_type != "mistral" else {}), **changes)
+    # Only the name this family gives its experts.
+    config.pop("num_experts" if model_type == "deepseek" else "n_routed_experts", None)
+    assert read(config).parameters > 0
+    del config[gone]
+    with pytest.raises(InputError, match=f"{gone}: missing"):
+        read(config)
+
+
+MLA: dict[str, Any] = {
+    "model_type": "deepseek_v32", "kv_lora_rank": 16, "q_lora_rank": 8, "qk_nope_head_dim": 4,
+    "qk_rope_head_dim": 4, "v_head_dim": 8, "n_routed_experts": None, "index_n_heads": 2,
+    "index_head_dim": 128, "index_topk": 64,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("gone", ["index_n_heads", "q_lora_rank"])
+def test_latent_attention_states_its_ranks_and_its_indexer(gone: str) -> None:
+    config = llama(**MLA)
+    assert "indexer" in {kind for kind, _ in kinds(read(config))}
+    del config[gone]
+    with pytest.raises(InputError, match=f"{gone}: missing"):
+        read(config)
+
+
+def test_gemma_4_states_the_heads_of_layers_whose_keys_are_their_values() -> None:
+    config = llama(
+        model_type="gemma4_text", head_dim=8, global_head_dim=16, layer_types=["full_attention"] * 4,
+        sliding_window=8, attention_k_eq_v=True, num_global_key_value_heads=1, hidden_size_per_layer_input=0,
+    )  # fmt: skip
+    assert [cache.heads for cache, _ in caches(read(config))] == [1]
+    del config["num_global_key_value_heads"]
+    with pytest.raises(InputError, match="num_global_key_value_heads: missing"):
+        read(config)
+
+
+@pytest.mark.parametrize("name", ["text_config", "llm_config", "quantization_config", "compression_config"])
+@pytest.mark.parametrize("value", [[1, 2], "gptq", 7, True], ids=str)
+def test_a_nested_config_that_is_no_mapping_is_refused(name: str, value: object) -> None:
+    with pytest.raises(InputError, match=f"{name}: .* is not a mapping"):
+        read(llama(**{name: value}))
+
+
+@pytest.mark.parametrize(
+    "nested",
+    [
+        {"quantization_config": {"quant_method": "fp8", "ignored": ["model.layers.0"]}},
+        {"quantization_config": {"quant_method": "awq", "bits": 4, "layer_bits": {"3": 8}}},
+        {"quantization_config": {
+            "quant_method": "compressed-tensors",
+            "config_groups": {"group_0": {"targets": ["Linear"], "weights": {
+                "num_bits": 4, "type": "int", "group_size": 128, "second_scale_bits": 8}}}}},
+        {"vision_config": {**dict.fromkeys(("hidden_size", "intermediate_size"), 8), "num_hidden_layers": 1,
+                           "model_type": "siglip_vision_model", "second_hidden_size": 64}},
+    ],
+    ids=["a list by another name", "bits of single layers", "inside a group", "a tower's width"],
+)  # fmt: skip
+def test_what_nested_configs_hold_is_accounted_for(nested: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="not understood"):
+        read(llama(**nested))
+
+
+def test_how_a_checkpoint_was_calibrated_is_harmless() -> None:
+    calibrated = {
+        "quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": True, "sym": True,
+        "damp_percent": 0.01, "true_sequential": True, "producer": {"name": "x"}, "version": "1",
+    }  # fmt: skip
+    assert read(llama(quantization_config=calibrated)).quantization is not None
+
+
+def test_a_part_that_is_not_counted_is_named_for_machines_too() -> None:
+    model = read(llama(vision_config={"model_type": "eye_of_newt"}, audio_config={"frames": "many"}))
+    assert model.uncounted == ("vision_config", "audio_config")
+    assert read(LLAMA).uncounted == ()
+
+
+@pytest.mark.parametrize(
+    ("vision", "gone"),
+    [
+        ({"model_type": "qwen3_vl", "hidden_size": 8, "depth": 1, "intermediate_size": 8, "patch_size": 16,
+          "deepstack_visual_indexes": [0]}, "patch_size"),
+        ({"model_type": "gemma4_vision", "hidden_size": 8, "num_hidden_layers": 1, "intermediate_size": 8,
+          "num_attention_heads": 2, "position_embedding_size": 4, "patch_size": 16}, "patch_size"),
+        ({"model_type": "exaone4_5_vision", "hidden_size": 8, "depth": 1, "num_heads": 2,
+          "num_key_value_heads": 1, "intermediate_size": 8, "fullatt_block_indexes": [0]}, "depth"),
+    ],
+    ids=lambda value: value["model_type"] if isinstance(value, dict) else value,
+)  # fmt: skip
+def test_a_known_tower_without_a_width_is_refused(vision: dict[str, Any], gone: str) -> None:
+    assert read(llama(vision_config=vision)).towers
+    del vision[gone]
+    with pytest.raises(InputError, match=f"{gone}: missing"):
+        read(llama(vision_config=vision))
+
+
+def test_an_unknown_word_on_tying_is_not_harmless_even_when_false() -> None:
+    with pytest.raises(InputError, match="tie_head_and_input: not understood"):
+        read(llama(tie_head_and_input=False))
+    assert "tie_encoder_decoder" in read(llama(tie_encoder_decoder=False)).ignored_keys

@@ -37,6 +37,9 @@ def test_traits_are_valid(identity: str) -> None:
     assert arch.ffn_divisor >= 1
     assert arch.modalities >= 1
     assert all(isinstance(key, str) and isinstance(value, str) for key, value in arch.rename.items())
+    for rule in (*arch.required, *arch.stated):
+        wanted, _, condition = rule.partition(" if ")
+        assert all(name.isidentifier() for name in (*wanted.split("|"), *condition.split("|")) if name), rule
 
 
 @pytest.mark.parametrize("identity", [name for name in IDS if catalog.load_architecture(name).extra])

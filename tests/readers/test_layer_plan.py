@@ -37,7 +37,8 @@ F, S = "full", "sliding"
         (PLAIN, {"sliding_window": 8, "sliding_window_pattern": "LLG"}, [S, S, F] * 2),
         (Architecture(id="t", sliding="pattern:2"), {"sliding_window": 8}, [S, F] * 3),
         (Architecture(id="t", sliding="first:3"), {"sliding_window": 8}, [F, S, S] * 2),
-        (Architecture(id="t", sliding="prefix:2"), {"sliding_window": 8, "first_k_dense_replace": 2},
+        (Architecture(id="t", sliding="prefix:2"),
+         {"sliding_window": 8, "first_k_dense_replace": 2, "num_experts": 8},
          [F, F, S, F, S, F]),
         (Architecture(id="t", sliding="never"), {"sliding_window": 8}, [F] * 6),
         (PLAIN, {"full_attention_interval": 3}, ["linear", "linear", F] * 2),
@@ -156,3 +157,49 @@ def test_a_family_whose_layers_a_key_decides_is_refused_without_it() -> None:
     with pytest.raises(InputError, match="layer_types: missing"):
         mixers(arch, 6)
     assert mixers(arch, 1, full_attn_idxs=[0]) == [F]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"moe_intermediate_size": 96}, {"num_experts_per_tok": 2}, {"decoder_sparse_step": 1},
+        {"mlp_only_layers": [0]}, {"first_k_dense_replace": 1}, {"moe_layer_freq": 1},
+        {"moe_layer_freq": [0, 1, 1, 1, 1, 1]}, {"n_shared_experts": 1}, {"num_shared_experts": 2},
+        {"shared_expert_intermediate_size": 8}, {"n_group": 8}, {"mlp_layer_types": ["sparse"] * 6},
+        {"moe_something_new": 3},
+    ],
+    ids=lambda values: next(iter(values)),
+)  # fmt: skip
+def test_routing_without_an_expert_count_is_refused_not_dense(values: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=f"num_experts: missing, but {next(iter(values))}"):
+        ffns(6, **values)
+    # A count that is stated as none, or blocks switched off, make dense layers.
+    for count in (None, 0, 1):
+        assert ffns(6, **values, num_experts=count) == "dddddd"
+    assert ffns(6, **values, enable_moe_block=False) == "dddddd"
+
+
+def test_rules_that_route_nowhere_are_dense() -> None:
+    assert ffns(2, num_experts_per_tok=0, mlp_only_layers=[], moe_intermediate_size=None) == "dd"
+    assert ffns(2, mlp_layer_types=["dense", "dense"], moe_layer_freq=0) == "dd"
+
+
+def test_the_rules_of_a_class_that_routes_need_a_count_too() -> None:
+    arch = Architecture(id="test", defaults={"first_k_dense_replace": 3})
+    with pytest.raises(InputError, match="num_experts: missing"):
+        mixers(arch, 2)
+
+
+@pytest.mark.parametrize("values", [{}, {"b": 0}, {"a": None}, {"c": 1}, {"c": None, "b": 3}], ids=str)
+def test_a_stated_key_may_be_null_or_under_another_name_but_not_left_out(values: dict[str, Any]) -> None:
+    arch = Architecture(id="test", stated=("a|c if b",))
+    assert mixers(arch, 1, **values) == [F]
+
+
+def test_a_stated_key_left_out_is_named() -> None:
+    with pytest.raises(InputError, match="head_dim: missing"):
+        mixers(Architecture(id="test", stated=("head_dim",)), 1)
+    with pytest.raises(InputError, match="a: missing, though b is there"):
+        mixers(Architecture(id="test", stated=("a if b",)), 1, b=2)
+    default = Architecture(id="test", stated=("head_dim",), defaults={"head_dim": 128})
+    assert mixers(default, 1) == [F]

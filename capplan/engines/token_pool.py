@@ -1,0 +1,92 @@
+"""A KV pool counted in tokens, as SGLang, TensorRT-LLM and TGI make it: what a token takes, how many fit.
+
+    tokens = ⌊ pool / bytes per token ⌋, in whole pages
+
+Sliding layers count like full ones where an engine keeps one pool for all; `sliding` is their part where it
+keeps two. Recurrent states are held by sequence and are not in the rate.
+"""
+
+import re
+from dataclasses import dataclass, replace
+from typing import Final
+
+from capplan.engines.kv_groups import stage_layers
+from capplan.errors import InputError, shown
+from capplan.kv import kv_layout
+from capplan.specs import LayerGroup, Model
+
+Version = tuple[int, int, int]
+UNKNOWN: Final = "unknown"
+"""The version of a log that does not say: planned like the newest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRate:
+    """What one rank holds: bytes per token in full and in sliding layers, and per sequence for states."""
+
+    full: float
+    sliding: float
+    state: int
+    window: int | None
+
+    @property
+    def total(self) -> float:
+        """Bytes per token where sliding layers keep everything."""
+        return self.full + self.sliding
+
+
+def token_rate(model: Model, *, kv_bits: float, tp: int = 1, pp: int = 1) -> TokenRate:
+    """The rate on the widest rank: heads divided by `tp`, layers by `pp` stages.
+
+    Raises InputError for more stages than layers.
+    """
+    if pp > model.layers:
+        raise InputError(
+            f"{model.layers} layers cannot be cut into {pp} stages", where="--pp", hint="fewer stages"
+        )
+    stages = [_stage(model, kv_bits, tp, stage) for stage in stage_layers(model.layers, pp)]
+    return max(stages, key=lambda rate: (rate.total, rate.state))
+
+
+def _stage(model: Model, kv_bits: float, tp: int, stage: range) -> TokenRate:
+    groups: list[LayerGroup] = []
+    for group in model.groups:
+        inside = tuple(index for index in group.indices if index in stage)
+        if inside:
+            groups.append(replace(group, indices=inside))
+    layout = kv_layout(replace(model, groups=tuple(groups)), kv_bits=kv_bits, tp=tp)
+    full = sliding = 0.0
+    window: int | None = None
+    for entry in layout.groups:
+        if entry.kind == "sliding" and entry.window is not None:
+            sliding += entry.entry_bytes / entry.stride
+            window = max(window or 0, entry.window)
+        else:
+            full += entry.entry_bytes / entry.stride
+    return TokenRate(full=full, sliding=sliding, state=layout.state_bytes, window=window)
+
+
+def tokens_in(pool: float, rate: float, page: int = 1) -> int:
+    """Tokens of `rate` bytes that fit into `pool` bytes, in whole pages of `page` tokens; 0 for no pool.
+
+    Example: 26.91 GiB at 131,072 B, pages of 64: 220,416.
+    """
+    if pool <= 0 or rate <= 0:
+        return 0
+    return int(pool // rate) // page * page
+
+
+def version_numbers(version: str, engine: str, example: str) -> Version:
+    """A version as numbers, such as 0.4.10.post2; InputError where it is none."""
+    match = re.match(r"v?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?(?!\d)", version.strip(), re.ASCII)
+    if match is None:
+        raise InputError(
+            f"{shown(version)} is no {engine} version", where="--engine-version", hint=f"as in {example}"
+        )
+    major, minor, patch = (int(part or 0) for part in match.groups())
+    return major, minor, patch
+
+
+def known_version(version: str | None, newest: str) -> str:
+    """The version to plan for: the newest one known where none is given or a log does not say."""
+    return newest if version is None or version == UNKNOWN else version
