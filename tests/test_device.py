@@ -1,5 +1,4 @@
 """The local GPU through a fake NVML: every report of a figure that was missing, wrong or doubled."""
-# ruff: noqa: N802, N818  (the fake has pynvml's names)
 
 import sys
 from collections.abc import Callable, Mapping
@@ -13,139 +12,17 @@ from capplan.device import LocalDevice, local, local_devices
 from capplan.device.cuda import CudaDevice, cuda_devices
 from capplan.errors import ExitStatus, ExtraMissingError, InputError
 from capplan.units import GIB, KIB, MIB
-
-ALL_ONES = (1 << 64) - 1
-
-
-class NVMLError(Exception):
-    """The base of NVML's errors, as pynvml has it."""
-
-
-class NotSupported(NVMLError):
-    """NVML_ERROR_NOT_SUPPORTED."""
-
-
-class NotFound(NVMLError):
-    """NVML_ERROR_NOT_FOUND."""
-
-
-class LibraryNotFound(NVMLError):
-    """NVML_ERROR_LIBRARY_NOT_FOUND."""
-
-
-class LibRmVersionMismatch(NVMLError):
-    """NVML_ERROR_LIB_RM_VERSION_MISMATCH."""
-
-
-Answer = Any  # a value, or an error to raise
-
-
-def device(
-    *,
-    name: Answer = "NVIDIA H100 80GB HBM3",
-    uuid: Answer = "GPU-aaaaaaaa-0000-0000-0000-000000000001",
-    total: int = 80 * GIB,
-    used: int = 0,
-    free: int | None = None,
-    reserved: int | None = 500 * MIB,
-    memory: Answer = None,
-    compute: Answer = (),
-    graphics: Answer = (),
-    slices: Answer = None,
-    profile: Answer = None,
-) -> SimpleNamespace:
-    """A device of the fake: `slices` puts it in MIG mode; `reserved` None is a driver without version 2."""
-    return SimpleNamespace(
-        name=name,
-        uuid=uuid,
-        total=total,
-        used=used,
-        free=total - used - (reserved or 0) if free is None else free,
-        reserved=reserved,
-        memory=memory,
-        compute=compute,
-        graphics=graphics,
-        slices=slices,
-        profile=profile or NotSupported("attributes"),
-    )
-
-
-def process(pid: int, used: int | None) -> SimpleNamespace:
-    return SimpleNamespace(pid=pid, usedGpuMemory=used)
-
-
-def given(answer: Answer) -> Any:
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
-
-
-class FakeNvml:
-    """A stand-in for the pynvml module."""
-
-    NVMLError = NVMLError
-    NVML_DEVICE_MIG_ENABLE = 1
-    nvmlMemory_v2 = 0x2000028  # noqa: N815
-
-    def __init__(self, *devices: Answer, init: Exception | None = None) -> None:
-        self.devices = devices
-        self.init = init
-        self.open = 0
-
-    def nvmlInit(self) -> None:
-        if self.init is not None:
-            raise self.init
-        self.open += 1
-
-    def nvmlShutdown(self) -> None:
-        self.open -= 1
-
-    def nvmlDeviceGetCount(self) -> int:
-        return len(self.devices)
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> Any:
-        return given(self.devices[index])
-
-    def nvmlDeviceGetName(self, handle: Any) -> Any:
-        return given(handle.name)
-
-    def nvmlDeviceGetUUID(self, handle: Any) -> Any:
-        return given(handle.uuid)
-
-    def nvmlDeviceGetMemoryInfo(self, handle: Any, version: int | None = None) -> Any:
-        if handle.memory is not None:
-            return given(handle.memory)
-        if version is None:
-            # Version 1 counts the driver's reserve as used.
-            return SimpleNamespace(
-                total=handle.total, free=handle.free, used=handle.used + (handle.reserved or 0)
-            )
-        if handle.reserved is None:
-            raise NotSupported("version 2")
-        return SimpleNamespace(
-            total=handle.total, free=handle.free, used=handle.used, reserved=handle.reserved
-        )
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: Any) -> Any:
-        return given(handle.compute)
-
-    def nvmlDeviceGetGraphicsRunningProcesses(self, handle: Any) -> Any:
-        return given(handle.graphics)
-
-    def nvmlDeviceGetMigMode(self, handle: Any) -> Any:
-        return [0, 0] if handle.slices is None else [1, 1]
-
-    def nvmlDeviceGetMaxMigDeviceCount(self, handle: Any) -> int:
-        return 7
-
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: Any, index: int) -> Any:
-        if index >= len(handle.slices):
-            raise NotFound("no slice here")
-        return handle.slices[index]
-
-    def nvmlDeviceGetAttributes(self, handle: Any) -> Any:
-        return given(handle.profile)
-
+from tests.fake_nvml import (
+    ALL_ONES,
+    Answer,
+    FakeNvml,
+    LibraryNotFound,
+    LibRmVersionMismatch,
+    NotSupported,
+    NVMLError,
+    device,
+    process,
+)
 
 Machine = Callable[..., FakeNvml]
 
