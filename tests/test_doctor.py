@@ -275,7 +275,7 @@ def about(model: str, rest: str = "") -> Any:
         "meta-llama/Llama-3.1-8B-Instruct",
         "/models/meta-llama/Llama-3.1-8B-Instruct/",
         "/data/Llama-3.1-8B-Instruct",
-        "/root/.cache/huggingface/hub/models--meta-llama--Llama-3.1-8B-Instruct/snapshots/0e9e39f249a1",
+        "/cache/huggingface/hub/models--meta-llama--Llama-3.1-8B-Instruct/snapshots/0e9e39f249a1",
     ],
 )
 def test_models_by_declared_name(name: str) -> None:
