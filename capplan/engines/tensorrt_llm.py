@@ -16,9 +16,8 @@ from typing import Any
 
 from capplan import catalog
 from capplan.engines.plan import Advice, Band, EngineFlags, EnginePlan, Flag, Rule
-from capplan.engines.token_pool import known_version, token_rate, tokens_in, version_numbers
+from capplan.engines.token_pool import dated_default, known_version, token_rate, tokens_in
 from capplan.engines.vllm_terms import layer_width, visible_bytes
-from capplan.errors import InputError
 from capplan.specs import Gpu, Model
 from capplan.units import GIB, MIB
 
@@ -28,21 +27,9 @@ def _profile() -> Mapping[str, Any]:
     return catalog.read_yaml(catalog.PROFILES / "engines" / "tensorrt-llm.yaml")
 
 
-def _numbers(text: str) -> tuple[int, int, int]:
-    return version_numbers(text, "TensorRT-LLM", "1.0")
-
-
 def default(name: str, version: str) -> int:
     """A dated default of the version."""
-    found = _numbers(version)
-    entries = [entry for entry in _profile()[name] if _numbers(entry["since"]) <= found]
-    if not entries:
-        raise InputError(
-            f"TensorRT-LLM {version} is older than the rules known here",
-            where="--engine-version",
-            hint=f"{_profile()['oldest']} or newer",
-        )
-    return int(entries[-1]["value"])
+    return dated_default(_profile(), name, version, engine="TensorRT-LLM", example="1.0")
 
 
 def pool_bytes(free_bytes: float, fraction: float) -> int:

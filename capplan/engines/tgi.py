@@ -16,7 +16,7 @@ from typing import Any
 from capplan import catalog
 from capplan.engines.plan import Advice, Band, EngineFlags, EnginePlan, Flag, Rule
 from capplan.engines.tensorrt_llm import step_bytes
-from capplan.engines.token_pool import known_version, token_rate, version_numbers
+from capplan.engines.token_pool import dated_default, known_version, token_rate
 from capplan.engines.vllm_terms import visible_bytes
 from capplan.errors import InputError
 from capplan.specs import Gpu, Model
@@ -28,21 +28,9 @@ def _profile() -> Mapping[str, Any]:
     return catalog.read_yaml(catalog.PROFILES / "engines" / "tgi.yaml")
 
 
-def _numbers(text: str) -> tuple[int, int, int]:
-    return version_numbers(text, "TGI", "3.3.7")
-
-
 def default(name: str, version: str) -> int:
     """A dated default of the version."""
-    found = _numbers(version)
-    entries = [entry for entry in _profile()[name] if _numbers(entry["since"]) <= found]
-    if not entries:
-        raise InputError(
-            f"TGI {version} is older than the rules known here",
-            where="--engine-version",
-            hint=f"{_profile()['oldest']} or newer",
-        )
-    return int(entries[-1]["value"])
+    return dated_default(_profile(), name, version, engine="TGI", example="3.3.7")
 
 
 def pool_blocks(free: float, *, block_bytes: float, warm_blocks: int, wiggle: float = 0.95) -> int:

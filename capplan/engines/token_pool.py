@@ -7,8 +7,9 @@ keeps two. Recurrent states are held by sequence and are not in the rate.
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from capplan.engines.kv_groups import stage_layers
 from capplan.errors import InputError, shown
@@ -90,3 +91,19 @@ def version_numbers(version: str, engine: str, example: str) -> Version:
 def known_version(version: str | None, newest: str) -> str:
     """The version to plan for: the newest one known where none is given or a log does not say."""
     return newest if version is None or version == UNKNOWN else version
+
+
+def dated_default(profile: Mapping[str, Any], name: str, version: str, *, engine: str, example: str) -> int:
+    """The default `name` of an engine's profile at `version`: the newest entry not younger than it.
+
+    Errors: InputError for a version older than the profile's rules, or that is none.
+    """
+    asked = version_numbers(version, engine, example)
+    entries = [e for e in profile[name] if version_numbers(e["since"], engine, example) <= asked]
+    if not entries:
+        raise InputError(
+            f"{engine} {version} is older than the rules known here",
+            where="--engine-version",
+            hint=f"{profile['oldest']} or newer",
+        )
+    return int(entries[-1]["value"])

@@ -3,7 +3,6 @@
 
 import codecs
 import gzip
-import io
 import itertools
 import json
 import os
@@ -13,25 +12,12 @@ from typing import Any
 import pytest
 
 from capplan.engines.log_reader import _LITERALS, HINTS, READERS, read_log
-from capplan.engines.log_record import FIELDS, EngineLog
+from capplan.engines.log_record import FIELDS
 from capplan.errors import InputError
 from capplan.units import GIB, MIB
+from tests.engines.log_reading import gib, holds, read
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
-
-
-def read(text: str) -> EngineLog:
-    return read_log(io.StringIO(text))
-
-
-def gib(value: float) -> Any:
-    """A size printed with two decimals."""
-    return pytest.approx(value * GIB, abs=1)
-
-
-def holds(log: EngineLog, **expected: Any) -> None:
-    got = {name: reading.value for name, reading in log.fields.items()}
-    assert {name: got.get(name) for name in expected} == expected
 
 
 START = """\

@@ -5,29 +5,11 @@ thread is named.
 """
 # ruff: noqa: E501  (log lines are as long as the engines make them)
 
-import io
-from typing import Any
-
 import pytest
 
-from capplan.engines.log_reader import read_log
-from capplan.engines.log_record import FIELDS, EngineLog
+from capplan.engines.log_record import FIELDS
 from capplan.units import GIB, MIB
-
-
-def read(text: str) -> EngineLog:
-    return read_log(io.StringIO(text))
-
-
-def gib(value: float) -> Any:
-    """A size printed with two decimals."""
-    return pytest.approx(value * GIB, abs=1)
-
-
-def holds(log: EngineLog, **expected: Any) -> None:
-    got = {name: reading.value for name, reading in log.fields.items()}
-    assert {name: got.get(name) for name in expected} == expected
-
+from tests.engines.log_reading import gib, holds, read
 
 VLLM_05 = """\
 INFO 06-20 08:11:02 llm_engine.py:161] Initializing an LLM engine (v0.5.1) with config: \
