@@ -1,18 +1,29 @@
 """GPU capacity planning and cost of LLM serving, on numbers that say where they come from."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from capplan.cost_answer import CostEstimate
+    from capplan.cost_estimate import cost
     from capplan.estimate import VramEstimate, vram
+    from capplan.latency_answer import LatencyEstimate
+    from capplan.latency_estimate import latency
+    from capplan.scenario import Scenario, load_scenario, load_scenarios
 
-__all__ = ["VramEstimate", "__version__", "vram"]
 __version__ = "0.1.0"
+__all__ = ["CostEstimate", "LatencyEstimate", "Scenario", "VramEstimate", "cost", "latency", "load_scenario",
+           "load_scenarios", "vram"]  # fmt: skip
+# Module → public names, imported when first used, so that `import capplan` stays light.
+_HOME = {
+    "cost_answer": ("CostEstimate",), "cost_estimate": ("cost",), "estimate": ("VramEstimate", "vram"),
+    "latency_answer": ("LatencyEstimate",), "latency_estimate": ("latency",),
+    "scenario": ("Scenario", "load_scenario", "load_scenarios"),
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    # Lazily, so that `import capplan.cli` stays light.
-    if name in ("vram", "VramEstimate"):
-        from capplan import estimate
-
-        return getattr(estimate, name)
+    for module, names in _HOME.items():
+        if name in names:
+            return getattr(import_module(f"capplan.{module}"), name)
     raise AttributeError(f"module 'capplan' has no attribute {name!r}")

@@ -12,6 +12,7 @@ from typing import Final
 from capplan.errors import InputError, did_you_mean, shown
 from capplan.readers.lora import FUSED_MODULES, LITERAL, RENAMED_MODULES, Adapter
 from capplan.specs import Model, Tensor
+from capplan.split import Stage
 from capplan.weights import model_tensors, rank_shape
 
 # Adapters are served at the model's own 16 bits.
@@ -92,7 +93,7 @@ def slot_rank(rank: int) -> int:
     return next((allowed for allowed in SLOT_RANKS if allowed >= rank), rank)
 
 
-def slots_bytes(model: Model, *, rank: int, slots: int, tp: int = 1) -> int:
+def slots_bytes(model: Model, *, rank: int, slots: int, tp: int = 1, stage: Stage | None = None) -> int:
     """What vLLM allocates for `slots` adapters of up to `rank`, on one of `tp` ranks, whatever they target.
 
         slots · Σ over all linear layers of the decoder, every expert: slot_rank · (in + out) · 2 B
@@ -103,7 +104,7 @@ def slots_bytes(model: Model, *, rank: int, slots: int, tp: int = 1) -> int:
     Example: Llama-3.1-8B, one slot of rank 16: 32 · 16 · 81,920 · 2 B = 83,886,080 B.
     """
     total = 0
-    for _, tensor, layers in model_tensors(model, by_path=False):
+    for _, tensor, layers in model_tensors(model, by_path=False, stage=stage):
         if tensor.linear and len(tensor.shape) == 2 and tensor.role != "lm_head":
             out, width = rank_shape(tensor, tp)
             one = lora_elements(rank=slot_rank(rank), inputs=width, outputs=out)

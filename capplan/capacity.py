@@ -3,7 +3,7 @@
 Arithmetic over the model's caches (kv.py) with formulas/memory; no names, no files.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -40,7 +40,7 @@ class Overhead:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Need:
-    """What one GPU (one of `tp`) must hold, in bytes; `kv_bytes` is None where no architecture is known."""
+    """What one GPU, the fullest rank, must hold in bytes; `kv_bytes` is None without an architecture."""
 
     weights_bytes: int
     extra_bytes: int
@@ -155,7 +155,10 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Demand:
-    """What the users ask of the KV cache, and the arithmetic over it."""
+    """What the users of one of `replicas` ask of the KV cache, and the arithmetic over it.
+
+    Each user has `samples` sequences that share the full blocks of a prompt of `prompt` tokens.
+    """
 
     layout: KvLayout | None
     users: int
@@ -163,27 +166,42 @@ class Demand:
     block_size: int
     prefix_shared: int
     max_context: int | None
+    samples: int = 1
+    prompt: int = 0
+    replicas: int = 1
 
     def kv_bytes(self, users: int, context: int) -> tuple[int, int]:
-        """KV cache of `users` full contexts with the shared prefix once, and its block tails."""
+        """KV cache of `users` full contexts with what they share once, and its block tails.
+
+            users · samples · sequence − (users − 1) · prefix − users · (samples − 1) · prompt's full blocks
+
+        A prompt's last block that is not full is copied for each sample when it writes its first token.
+        """
         layout = self.layout
         if layout is None:
             return 0, 0
-        shared = min(self.prefix_shared, context) // self.block_size * self.block_size
-        exact = layout.sequence_bytes(context) * users
-        paged = layout.paged_bytes(context, self.block_size) * users
-        if shared and users > 1:
-            # Layers that keep a window, and states, have nothing of the prefix to share in general.
-            saved = sum(
-                group.entry_bytes
-                * memory.shared_prefix_saved_tokens(
-                    users=users, prefix_tokens=shared // group.stride, block_size=self.block_size
-                )
-                for group in layout.groups
-                if group.window is None
-            )
-            exact, paged = exact - saved, paged - saved
+        sequences = users * self.samples
+        exact = layout.sequence_bytes(context) * sequences
+        paged = layout.paged_bytes(context, self.block_size) * sequences
+        saved = self._shared_bytes(layout, users, min(self.prefix_shared, context))
+        saved += users * self._shared_bytes(layout, self.samples, min(self.prompt, context))
+        exact, paged = exact - saved, paged - saved
         return round(exact), max(0, round(paged) - round(exact))
+
+    def _shared_bytes(self, layout: KvLayout, sequences: int, tokens: int) -> float:
+        """What is not kept again where `sequences` share their first `tokens` tokens."""
+        shared = tokens // self.block_size * self.block_size
+        if not shared or sequences < 2:
+            return 0
+        # Layers that keep a window, and states, have nothing of a prefix to share in general.
+        return sum(
+            group.entry_bytes
+            * memory.shared_prefix_saved_tokens(
+                users=sequences, prefix_tokens=shared // group.stride, block_size=self.block_size
+            )
+            for group in layout.groups
+            if group.window is None
+        )
 
     def need(self, *, weights: int, extra: int, overhead: Overhead) -> Need:
         """What one GPU must hold."""
@@ -212,7 +230,7 @@ class Demand:
         else:
             concurrency = self.concurrency(pool)
             tokens = None if concurrency is None else int(concurrency * self.context)
-            capacity = (self.most_users(pool), self.longest_context(pool), tokens)
+            capacity = (self.most_users(pool) * self.replicas, self.longest_context(pool), tokens)
         return Verdict(
             name=target.name,
             gpu_id=target.gpu_id,
@@ -282,19 +300,25 @@ class Demand:
         reserved_bytes = layout.sequence_bytes(reserved)
         paged_bytes = layout.paged_bytes(self.context, self.block_size)
         external = None
+        sequences = self.users * self.samples * self.replicas
         if pool_bytes is not None:
             external = round(
                 memory.external_fragmentation_bytes(pool_bytes=pool_bytes, reservation_bytes=reserved_bytes)
             )
         return Paging(
             block_size=self.block_size,
-            tail_bytes=round(paged_bytes - used_bytes) * self.users,
+            tail_bytes=round(paged_bytes - used_bytes) * sequences,
             tail_fraction=(paged_bytes - used_bytes) / paged_bytes if paged_bytes else 0.0,
             reserved_tokens=reserved,
-            reserved_unused_bytes=round(reserved_bytes - used_bytes) * self.users,
+            reserved_unused_bytes=round(reserved_bytes - used_bytes) * sequences,
             reserved_unused_fraction=1 - used_bytes / reserved_bytes if reserved_bytes else 0.0,
             external_bytes=external,
         )
+
+
+def all_hold(answers: Sequence[bool | None]) -> bool | None:
+    """Whether all of several hold: False where one does not, None where one is open."""
+    return False if False in answers else None if None in answers else True
 
 
 def _largest(holds: Callable[[int], bool], limit: int, guess: int) -> int:

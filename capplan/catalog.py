@@ -7,8 +7,9 @@ command opens only the files it needs.
 import json
 from collections.abc import Mapping
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from capplan.errors import InputError, did_you_mean, shown
 from capplan.readers import hf_config
@@ -104,6 +105,7 @@ def gpu(name: str) -> Gpu:
     return load_gpu(resolve("gpus", name, "gpu"))
 
 
+@cache
 def load_gpu(identity: str) -> Gpu:
     """The accelerator with this id, vendor units turned into SI."""
     path = PROFILES / "gpus" / f"{identity}.yaml"
@@ -183,6 +185,7 @@ def weight_format(name: str) -> Format:
     return load_format(resolve("formats", name, "format"))
 
 
+@cache
 def load_format(identity: str) -> Format:
     """The format with this id."""
     path = PROFILES / "formats" / f"{identity}.yaml"
@@ -208,6 +211,7 @@ def load_format(identity: str) -> Format:
         effective_bits=keys.number("effective_bits") or element_bits,
         extra_bytes_per_tensor=keys.integer("extra_bytes_per_tensor", default=0, low=0),
         activation_bits=keys.integer("activation_bits", default=16),
+        arithmetic=_arithmetic(keys),
         quantizes="linear" if keys.text("quantizes") == "linear" else "all",
         keeps=tuple(keys.texts("keeps") or ()),
         kept_bits=keys.integer("kept_bits", default=16),
@@ -222,6 +226,15 @@ def load_format(identity: str) -> Format:
     keys.used.add("read_on")
     _refuse_unknown(keys)
     return made
+
+
+def _arithmetic(keys: Keys) -> Literal["16-bit", "fp8", "int8", "fp4"]:
+    """What the format's kernels multiply in."""
+    text = keys.text("arithmetic", default="16-bit")
+    for known in ("16-bit", "fp8", "int8", "fp4"):
+        if text == known:
+            return known
+    raise keys.fail("arithmetic", f"{shown(text)} is not understood", "16-bit, fp8, int8 or fp4")
 
 
 def _mix_rule(keys: Keys, entry: object) -> MixRule:
@@ -251,6 +264,7 @@ def architecture(model_type: str) -> Architecture | None:
     return None if identity is None else load_architecture(identity)
 
 
+@cache
 def load_architecture(identity: str) -> Architecture:
     """The architecture with this id."""
     path = PROFILES / "architectures" / f"{identity}.yaml"
@@ -270,6 +284,7 @@ def load_architecture(identity: str) -> Architecture:
     return Architecture(**values)
 
 
+@cache
 def load_model(identity: str) -> Model:
     """The catalog model with this id, or its checkpoint N for "id#N"."""
     stem, _, number = identity.partition("#")

@@ -12,16 +12,20 @@ from capplan import model_source
 from capplan.errors import InputError
 from capplan.kv import KvLayout, kv_layout
 from capplan.specs import Format, LayerGroup, Model, Tower
-from capplan.weights import rank_shape, tower_bytes, weight_budget
+from capplan.weights import tower_bytes, tower_share, weight_budget
 
 OWN_LAYERS: Final = "mtp"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """What a draft adds to one of `tp` ranks (`layout`), and its caches as a whole (`whole_layout`)."""
+    """What a draft adds to one of `tp` ranks (`layout`), and its caches as a whole (`whole_layout`).
+
+    `model` has the layers that keep them.
+    """
 
     name: str
+    model: Model
     weights_bytes: int
     layout: KvLayout
     whole_layout: KvLayout
@@ -47,6 +51,7 @@ def draft_of(
     draft = model_source.load(asked, online=online)
     return Draft(
         name=draft.name,
+        model=draft,
         weights_bytes=weight_budget(draft, None, tp=tp).bytes,
         layout=kv_layout(draft, kv_bits=kv_bits, tp=tp),
         whole_layout=kv_layout(draft, kv_bits=kv_bits),
@@ -70,7 +75,8 @@ def _own_layers(model: Model, precision: Format | None, *, kv_bits: float, tp: i
     alike = replace(model, groups=(LayerGroup(layer=last.layer, indices=tuple(range(count)), prefix="mtp"),))
     return Draft(
         name=towers[0].name,
-        weights_bytes=sum(math.ceil(sizes[tower.name] * _share(tower, tp)) for tower in towers),
+        model=alike,
+        weights_bytes=sum(math.ceil(sizes[tower.name] * tower_share(tower, tp)) for tower in towers),
         layout=kv_layout(alike, kv_bits=kv_bits, tp=tp),
         whole_layout=kv_layout(alike, kv_bits=kv_bits),
         notes=(f"{towers[0].name}: caches as of layer {last.indices[-1]}, embedding and head shared",),
@@ -80,12 +86,6 @@ def _own_layers(model: Model, precision: Format | None, *, kv_bits: float, tp: i
 def _layers(tower: Tower) -> int:
     """How many MTP layers a tower is: each has one joining projection."""
     return max((tensor.copies for tensor in tower.tensors if tensor.name.endswith("eh_proj")), default=1)
-
-
-def _share(tower: Tower, tp: int) -> float:
-    whole = sum(tensor.parameters for tensor in tower.tensors)
-    part = sum(math.prod(rank_shape(tensor, tp)) * tensor.copies for tensor in tower.tensors)
-    return part / whole if whole else 1.0
 
 
 def combined(layout: KvLayout, draft: KvLayout) -> KvLayout:

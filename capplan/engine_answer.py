@@ -1,140 +1,191 @@
 """The need under an engine: its terms instead of a rule of thumb, its budget instead of the whole memory."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from capplan import catalog
-from capplan.capacity import Demand, Need, Overhead, Target, Verdict
+from capplan.capacity import Target
+from capplan.engine_need import need_under, verdict_under
 from capplan.engines import plan as engines
 from capplan.engines.plan import Advice, EngineFlags, EnginePlan
 from capplan.errors import InputError
-from capplan.specs import Model
+from capplan.question import VramQuestion
+from capplan.ranks import RankNeed
+from capplan.specs import Format, Model
 from capplan.units import format_gib
-
-BESIDE = ("total", "budget", "weights", "extra", "kv_cache")
-"""Terms that are no overhead."""
 
 
 def under_engine(
-    name: str,
-    flags: EngineFlags | None,
+    question: VramQuestion,
+    ranks: Sequence[RankNeed],
     *,
     model: Model | None,
-    demand: Demand,
-    need: Need,
-    targets: tuple[Target, ...],
+    stored: Format | None,
+    targets: Sequence[Target],
     kv_bits: float,
-    tp: int,
-    calibration: str | None = None,
-) -> tuple[Need, Verdict, EnginePlan]:
-    """The need with the engine's terms, the verdict against its budget, and its plan, on one rank.
+) -> tuple[RankNeed, ...]:
+    """The ranks with the engine's terms in their need, their verdict against its budget, and its plan.
+
+    `targets` are the ranks' GPUs, one each.
 
     The verdict is True where the engine starts and the users' full contexts are in its KV pool, over the
     whole band; None where the band straddles either. Capacities and the pool are the estimate's.
-    Errors: InputError without a model or without exactly one GPU, and the engine's own.
+    Errors: InputError without a model, and the engine's own.
     """
+    flags = question.engine_flags or EngineFlags()
     if model is None:
         raise InputError("an engine needs a model's layers", where="--engine", hint="give --model")
-    if len(targets) != 1:
+    longest = flags.max_model_len
+    if longest is not None and question.context > longest:
         raise InputError(
-            "an engine's plan is for one GPU" if targets else "an engine's plan needs a GPU",
-            where="--engine, --gpu",
-            hint="give one --gpu NAME, or --gpu-memory SIZE",
-        )
-    target = targets[0]
-    longest = flags.max_model_len if flags else None
-    if longest is not None and demand.context > longest:
-        raise InputError(
-            f"users of {demand.context:,} tokens, and the engine admits {longest:,}",
+            f"users of {question.context:,} tokens, and the engine admits {longest:,}",
             where="--context, --max-model-len",
             hint="lower the context, or raise the longest request",
         )
     asked = replace(
-        flags or EngineFlags(),
+        flags,
         kv_bits=kv_bits,
-        tp=tp,
-        block_size=None if demand.block_size == 16 else demand.block_size,
+        tp=question.tp,
+        pp=question.pp,
+        ep=question.ep,
+        dp=question.dp,
+        block_size=None if question.block_size == 16 else question.block_size,
     )
+    name = engines.engine_id(question.engine or "")
+    if name == "llama.cpp":
+        from capplan.offload import on_gpus
+
+        return tuple(
+            on_gpus(rank, model, asked, stored=stored, target=target, calibration=question.calibration)
+            for rank, target in zip(ranks, targets, strict=True)
+        )
+    if asked.gpu_layers is not None:
+        raise InputError(
+            f"{name} keeps all layers on GPUs", where="--gpu-layers", hint="it goes with --engine llama.cpp"
+        )
+    return tuple(
+        _planned(name, rank, model, asked, target, question)
+        for rank, target in zip(ranks, targets, strict=True)
+    )
+
+
+def _planned(
+    name: str, rank: RankNeed, model: Model, flags: EngineFlags, target: Target, question: VramQuestion
+) -> RankNeed:
+    need, demand = rank.need, rank.demand
+    if rank.stage is not None:
+        flags = replace(flags, stage=rank.stage.layers)
+    if rank.draft is not None:
+        flags = replace(flags, draft=rank.draft.model)
+    whole = target.whole_bytes or target.usable_bytes
+    charged = _charged(name, flags, target, whole)
 
     def made(extra_bytes: int) -> EnginePlan:
         return engines.plan(
             name,
             model,
             weights_bytes=need.weights_bytes,
-            extra_bytes=extra_bytes,
-            total_bytes=target.whole_bytes or target.usable_bytes,
+            extra_bytes=extra_bytes + charged,
+            total_bytes=whole if name == "vllm" else _free_total(target, whole),
             gpu=catalog.load_gpu(target.gpu_id) if target.gpu_id else None,
-            flags=asked,
+            flags=flags,
         )
 
+    if name == "sglang" and flags.gpu_memory_utilization is None and target.free_bytes is not None:
+        # Its default fraction follows the whole memory, what it is a fraction of is what is free.
+        whole_plan = engines.plan(
+            name, model, weights_bytes=need.weights_bytes, total_bytes=whole, flags=flags
+        )
+        flags = replace(flags, gpu_memory_utilization=float(whole_plan.flag("mem_fraction_static").value))
     plan = made(need.extra_bytes)
     rule = f"{plan.engine} {plan.version}'s own terms"
-    if calibration is not None:
+    if question.calibration is not None:
         from capplan import memory_calibration
 
-        found = memory_calibration.read(calibration)
+        found = memory_calibration.read(question.calibration)
         plan = memory_calibration.with_measured(plan, found, made, need.extra_bytes)
         rule = f"measured: {found.label}"
-    if target.free_bytes is not None:
+    if target.free_bytes is not None and not charged:
         plan = _with_free(plan, target.free_bytes)
-    plan = replace(plan, notes=(*plan.notes, *_waiting(plan, demand.users)))
+    if charged:
+        plan = replace(plan, terms=_told_apart(plan, charged, need.extra_bytes))
+    plan = replace(plan, notes=(*plan.notes, *_waiting(plan, demand.users * demand.samples)))
     own = need_under(need, plan, rule)
-    fixed = own.weights_bytes + own.extra_bytes + own.overhead.high_bytes
-    held = replace(
-        target,
-        # Whatever an engine's fraction is of: what it holds beside the KV cache, and its pool.
-        usable_bytes=max(0, fixed + plan.kv_pool.value),
-        reading=f"what {plan.engine} takes of the {format_gib(plan.terms['total'])} it sees",
-    )
-    verdict = demand.verdict(held, own)
-    return (
-        own,
-        replace(
-            verdict,
-            fits=_fits(plan, (need.kv_bytes or 0) + need.tail_bytes),
-            pool_bytes=max(0, plan.kv_pool.value),
-            pool_tokens=plan.kv_tokens,
-            max_concurrency=plan.max_concurrency,
+    return replace(
+        rank,
+        need=own,
+        plan=plan,
+        verdict=verdict_under(
+            demand, own, plan, target, fits=_fits(plan, (need.kv_bytes or 0) + need.tail_bytes)
         ),
-        plan,
     )
 
 
-def _waiting(plan: EnginePlan, users: int) -> tuple[str, ...]:
-    """What to say where more users are asked for than the engine runs at once."""
+def _waiting(plan: EnginePlan, sequences: int) -> tuple[str, ...]:
+    """What to say where more sequences are asked for than the engine runs at once."""
     for flag in plan.flags:
-        if flag.name == "max_num_seqs" and users > float(flag.value):
-            return (f"{users:,} users, and max_num_seqs {flag.value}: the others wait",)
+        if flag.name == "max_num_seqs" and sequences > float(flag.value):
+            return (f"{sequences:,} sequences, and max_num_seqs {flag.value}: the others wait",)
     return ()
 
 
-def need_under(need: Need, plan: EnginePlan, rule: str) -> Need:
-    """The need with the engine's terms as its overhead."""
-    terms = {
-        name: size
-        for name, size in plan.terms.items()
-        if size and name not in BESIDE and not name.endswith("_outside")
-    }
-    size = sum(terms.values())
-    overhead = Overhead(low_bytes=size, high_bytes=size, rule=rule, named=terms)
-    return replace(need, overhead=overhead)
+def _free_total(target: Target, whole: int) -> int:
+    """What an engine finds, as a driver would report it of a GPU with that much memory."""
+    from capplan.engines.vllm_terms import visible_bytes
+
+    if target.free_bytes is None:
+        return whole
+    return min(whole, target.free_bytes + whole - visible_bytes(whole))
+
+
+def _charged(name: str, flags: EngineFlags, target: Target, whole: int) -> int:
+    """What others hold, where the engine's version counts it as its own."""
+    if name != "vllm" or target.free_bytes is None:
+        return 0
+    from capplan.engines.vllm_defaults import UNKNOWN, facts, number
+    from capplan.engines.vllm_terms import visible_bytes
+
+    named = flags.version is not None and flags.version != UNKNOWN
+    version = number(str(flags.version) if named else str(facts()["newest"]))
+    spans = facts()["neighbours_charged"]
+    if not any(number(span["since"]) <= version < number(span["before"]) for span in spans):
+        return 0
+    return max(0, visible_bytes(whole) - target.free_bytes)
+
+
+def _told_apart(plan: EnginePlan, charged: int, extra: int) -> dict[str, int]:
+    """The terms with what others hold under its own name."""
+    made: dict[str, int] = {}
+    for name, size in plan.terms.items():
+        if name == "extra":
+            made |= {"extra": extra, "others": charged}
+        else:
+            made[name] = size
+    return made
 
 
 def _with_free(plan: EnginePlan, free_bytes: int) -> EnginePlan:
-    """The plan on a GPU of which others hold a part: vLLM refuses where less than its budget is free."""
+    """The plan on a GPU of which others hold a part: vLLM refuses where less than its budget is free.
+
+    It looks once its process has its own context.
+    """
     budget = plan.terms.get("budget")
-    if plan.engine != "vllm" or budget is None or budget <= free_bytes:
+    if plan.engine != "vllm" or budget is None:
         return plan
-    fraction = free_bytes * 100 // plan.terms["total"] / 100
+    from capplan.engines.vllm_defaults import calibration
+
+    ready = max(0, free_bytes - int(calibration()["process_bytes"]))
+    if budget <= ready:
+        return plan
+    fraction = ready * 100 // plan.terms["total"] / 100
     advice = Advice(
-        change=f"no more than the {format_gib(free_bytes)} that is free; or free the rest",
+        change=f"no more than the {format_gib(ready)} that is free then; or free the rest",
         flag=f"--gpu-memory-utilization {fraction:g}",
     )
-    return replace(
-        plan,
-        starts=False,
-        reason=f"{format_gib(free_bytes)} is free, less than the budget of {format_gib(budget)}",
-        advice=(advice,) if fraction > 0 else (),
-    )
+    reason = f"{format_gib(free_bytes)} is free, less than the budget of {format_gib(budget)}"
+    if budget <= free_bytes:
+        reason += f" and the {format_gib(free_bytes - ready)} of its process"
+    return replace(plan, starts=False, reason=reason, advice=(advice,) if fraction > 0 else ())
 
 
 def _fits(plan: EnginePlan, users_bytes: int) -> bool | None:

@@ -5,63 +5,38 @@ weights (weights.py) and caches (kv.py) of the model.
 """
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from capplan import catalog, model_source
-from capplan.capacity import (
-    MAX_CONTEXT,
-    MAX_USERS,
-    Demand,
-    Need,
-    Paging,
-    Verdict,
-)
+from capplan.capacity import Need, Paging, Target, Verdict, all_hold
 from capplan.errors import InputError
 from capplan.formulas import memory
 from capplan.kv import KvLayout, kv_layout
 from capplan.lesson import lesson_sum
-from capplan.overhead import overhead_of
-from capplan.parts import parts_of
+from capplan.question import DEFAULT_CONTEXT, DEFAULT_USERS, VramQuestion, checked, fitted
+from capplan.ranks import (
+    RankNeed,
+    against,
+    binding,
+    engine_name,
+    fullest,
+    rank_need,
+    replicas_kv_bytes,
+    split_notes,
+    split_of,
+)
 from capplan.specs import Format, Model
-from capplan.targets import targets_of
+from capplan.targets import stage_targets, targets_of
 from capplan.units import GIB
-from capplan.weights import WeightBudget, check_split, weight_budget
+from capplan.weights import WeightBudget, weight_budget
 
 if TYPE_CHECKING:
-    from capplan.engines.plan import EngineFlags, EnginePlan
+    from capplan.engines.plan import EnginePlan
     from capplan.remedies import Remedy
+    from capplan.services import Service
+    from capplan.side_by_side import EngineRow
 
-DEFAULT_USERS: Final = 16
-DEFAULT_CONTEXT: Final = 4096
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VramQuestion:
-    """What is asked; see `vram` for the fields."""
-
-    model: str | None = None
-    params: int | None = None
-    kv_from: str | None = None
-    precision: str | None = None
-    kv_dtype: str = "auto"
-    users: int = DEFAULT_USERS
-    context: int = DEFAULT_CONTEXT
-    default_context: bool = False
-    gpus: tuple[str, ...] = ()
-    gpu_memory_bytes: int | None = None
-    tp: int = 1
-    block_size: int = 16
-    overhead_bytes: int | None = None
-    overhead_fraction: float | None = None
-    prefix_shared: int = 0
-    lora: tuple[str, ...] = ()
-    lora_slots: int | None = None
-    draft_model: str | None = None
-    online: bool = False
-    engine: str | None = None
-    engine_flags: "EngineFlags | None" = None
-    calibration: str | None = None
-    visible_devices: str | None = None
+__all__ = ["DEFAULT_CONTEXT", "DEFAULT_USERS", "VramEstimate", "VramQuestion", "answer", "answer_on", "vram"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -93,6 +68,19 @@ class VramEstimate:
     notes: tuple[str, ...] = ()
     lesson: dict[str, Any] | None = None
     engine: "EnginePlan | None" = None
+    ranks: tuple[RankNeed, ...] = ()
+    rows: "tuple[EngineRow, ...]" = ()
+    services: "tuple[Service, ...]" = ()
+
+    @property
+    def gpus(self) -> int:
+        """GPUs in all: llama.cpp's share layers, others are tp · pp · dp ranks."""
+        return self.question.tp * self.question.pp * self.question.dp
+
+    @property
+    def offloads(self) -> bool:
+        """Whether layers are shared with the host, as llama.cpp does."""
+        return self.engine is not None and "host" in self.engine.more
 
     @property
     def name(self) -> str:
@@ -134,6 +122,8 @@ class VramEstimate:
         """
         if not self.named:
             return None
+        if self.services:
+            return all_hold([service.fits for service in self.services])
         answers = [verdict.fits for verdict in self.verdicts]
         return True if True in answers else None if None in answers else False
 
@@ -178,7 +168,8 @@ def vram(model: str | None = None, **fields: Any) -> VramEstimate:
     question = VramQuestion(model=model, default_context="context" not in fields, **fields)
     estimate = answer(question)
     unknown = estimate.layout is None and estimate.fits is None
-    if estimate.named and len(estimate.verdicts) == 1 and estimate.fits is not True and not unknown:
+    alone = len(estimate.verdicts) == 1 and not estimate.rows and not estimate.services
+    if estimate.named and alone and estimate.fits is not True and not unknown:
         from capplan.remedies import find_remedies
 
         estimate = replace(estimate, remedies=find_remedies(estimate.question, estimate, answer))
@@ -187,76 +178,84 @@ def vram(model: str | None = None, **fields: Any) -> VramEstimate:
 
 def answer(question: VramQuestion) -> VramEstimate:
     """The estimate without remedies."""
-    _check(question)
+    question = checked(question)
+    targets, named = targets_of(question.gpus, question.gpu_memory_bytes, visible=question.visible_devices)
+    if question.stage_gpus:
+        return answer_on(question, stage_targets(question.stage_gpus), own_gpus=True)
+    if question.services:
+        from capplan.services import with_services
+
+        return with_services(question, targets if named else (), answer_on)
+    if question.engine is not None:
+        from capplan.side_by_side import asked_engines, compared
+
+        engines = asked_engines(question)
+        if not named:
+            raise InputError(
+                "an engine's plan needs a GPU",
+                where="--engine, --gpu",
+                hint="give --gpu NAME, or --gpu-memory SIZE",
+            )
+        if len(engines) > 1 or len(targets) > 1:
+            return compared(question, engines, targets, answer_on)
+    return answer_on(question, targets, named)
+
+
+def answer_on(
+    question: VramQuestion, targets: tuple[Target, ...], named: bool = True, *, own_gpus: bool = False
+) -> VramEstimate:
+    """The estimate against these memories; under an engine against the first.
+
+    With `own_gpus` they are those of the pipeline stages, one each.
+    """
     spec = _model(question.model, question)
     kv_model = _kv_model(question, spec)
     named_format = question.precision not in (None, "auto")
     stored = catalog.weight_format(question.precision or "") if named_format else None
     kv_format, kv_reason = _kv_format(question.kv_dtype, kv_model)
-    question = _fitted(question, kv_model)
-    if kv_model is not None and question.tp > 1:
-        check_split(kv_model, question.tp)
-    budget, rank_bytes, whole_bytes, parameters = _weights(spec, question, stored)
+    question = fitted(question, kv_model)
+    engine = None if question.engine is None else engine_name(question.engine)
+    split = split_of(question, spec if spec is not None and spec.groups else kv_model, engine)
+    budget, whole_bytes, parameters = _weights(spec, question, stored)
     bits = kv_format.effective_bits
-    parts = parts_of(
-        spec,
-        stored,
-        kv_bits=bits,
-        tp=question.tp,
-        lora=question.lora,
-        lora_slots=question.lora_slots,
-        draft_model=question.draft_model,
-        online=question.online,
+    ranks = tuple(
+        rank_need(
+            rank,
+            question,
+            model=spec,
+            kv_model=kv_model,
+            stored=stored,
+            kv_bits=bits,
+            weights_bytes=whole_bytes,
+        )
+        for rank in split.ranks()
     )
-    draft = parts.draft
-    whole = None if kv_model is None else kv_layout(kv_model, kv_bits=bits)
-    rank = whole if question.tp == 1 or kv_model is None else kv_layout(
-        kv_model, kv_bits=bits, tp=question.tp
-    )  # fmt: skip
-    both = rank
-    if draft is not None and rank is not None:
-        from capplan.draft import combined
+    verdicts: tuple[Verdict, ...] = ()
+    if engine is not None:
+        from capplan.engine_answer import under_engine
 
-        both = combined(rank, draft.layout)
-    demand = _demand(question, both, kv_model)
-    need = demand.need(
-        weights=rank_bytes,
-        extra=sum(parts.sizes.values()),
-        overhead=overhead_of(
-            rank_bytes,
-            overhead_bytes=question.overhead_bytes,
-            overhead_fraction=question.overhead_fraction,
-            calibration=question.calibration,
-        ),
-    )
-    own_rank_kv, _ = _demand(question, rank, kv_model).kv_bytes(question.users, question.context)
-    targets, named = targets_of(question.gpus, question.gpu_memory_bytes, visible=question.visible_devices)
-    verdicts = tuple(demand.verdict(target, need) for target in targets)
+        places = targets if own_gpus else targets[:1] * len(ranks)
+        ranks = under_engine(question, ranks, model=spec, stored=stored, targets=places, kv_bits=bits)
+    # Every memory the ranks are put against; the first one's verdicts stay with them.
+    tried = [targets] if own_gpus else [(target,) * len(ranks) for target in targets]
+    for places in reversed(tried if engine is None else tried[:1]):
+        if engine is None:
+            ranks = against(ranks, places)
+        verdict = binding(ranks)
+        verdicts = ((verdict,) if verdict is not None else ()) + verdicts
     if spec is not None and spec.uncounted:
         # A part of unknown size is missing from the need: no "yes" can be given.
         verdicts = tuple(replace(v, fits=None) if v.fits else v for v in verdicts)
-    engine = None
-    if question.engine is not None:
-        from capplan.engine_answer import under_engine
-
-        need, verdict, engine = under_engine(
-            question.engine,
-            question.engine_flags,
-            model=spec,
-            demand=demand,
-            need=need,
-            targets=targets if named else (),
-            kv_bits=bits,
-            tp=question.tp,
-            calibration=question.calibration,
-        )
-        verdicts = (verdict,)
+    deciding = ranks[fullest(ranks)]
+    need, demand = deciding.need, deciding.demand
     asks_sum = question.params is not None and question.tp == 1
     lesson = lesson_sum(need, targets if named else ()) if asks_sum else None
     pool = verdicts[0].pool_bytes if named and len(verdicts) == 1 else None
-    kv_bytes, tail = _demand(question, whole, kv_model).kv_bytes(question.users, question.context)
+    whole = None if kv_model is None else kv_layout(kv_model, kv_bits=bits)
+    kv_bytes, tail = replicas_kv_bytes(question, whole, kv_model)
+    draft = ranks[-1].draft
     draft_whole = None if draft is None else draft.whole_layout
-    draft_kv, _ = _demand(question, draft_whole, None).kv_bytes(question.users, question.context)
+    draft_kv, _ = replicas_kv_bytes(question, draft_whole, None)
     return VramEstimate(
         question=question,
         model=spec,
@@ -267,21 +266,30 @@ def answer(question: VramQuestion) -> VramEstimate:
         kv_reason=kv_reason,
         weights=budget,
         weights_bytes=whole_bytes,
-        extra=parts.sizes,
-        layout=rank,
+        extra=dict(deciding.extra),
+        layout=deciding.layout,
         whole_layout=whole,
         draft_layout=draft_whole,
         need=need,
         kv_bytes=None if whole is None else kv_bytes,
         tail_bytes=tail,
         draft_kv_bytes=draft_kv,
-        draft_rank_kv_bytes=(need.kv_bytes or 0) - own_rank_kv,
+        draft_rank_kv_bytes=(need.kv_bytes or 0) - deciding.own_kv_bytes,
         verdicts=verdicts,
         named=named,
         paging=demand.paging(pool),
-        notes=(*_notes(question, spec, kv_model, stored), *parts.notes),
+        notes=tuple(
+            dict.fromkeys(
+                (
+                    *_notes(question, spec, kv_model, stored),
+                    *split_notes(split, spec),
+                    *(note for rank in ranks for note in rank.notes),
+                )
+            )
+        ),
         lesson=lesson,
-        engine=engine,
+        engine=deciding.plan,
+        ranks=ranks,
     )
 
 
@@ -298,52 +306,21 @@ def _kv_model(question: VramQuestion, spec: Model | None) -> Model | None:
             where="--kv-from",
             hint="--model brings its own KV cache",
         )
-    if spec is not None and not known and (question.tp > 1 or question.precision not in (None, "auto")):
+    cut = question.pp > 1 or question.ep > 1 or question.dp > 1
+    if spec is not None and not known:
+        if cut or question.tp > 1 or question.precision not in (None, "auto"):
+            raise InputError(
+                "the layers of these weights are not known",
+                where="--tp, --pp, --ep, --dp, --precision",
+                hint="put the model's config.json beside the file",
+            )
+    elif spec is None and cut:
         raise InputError(
-            "the layers of these weights are not known",
-            where="--tp, --precision",
-            hint="put the model's config.json beside the file",
+            "a parameter count has no layers or experts to cut",
+            where="--params, --pp, --ep, --dp",
+            hint="give --model; --tp alone goes with --params",
         )
     return _model(question.kv_from, question) or (spec if known else None)
-
-
-def _check(question: VramQuestion) -> None:
-    limits = {
-        "users": (1, MAX_USERS),
-        "context": (1, MAX_CONTEXT),
-        "tp": (1, 1024),
-        "block_size": (1, 1 << 20),
-        "prefix_shared": (0, MAX_CONTEXT),
-    }
-    for name, (low, high) in limits.items():
-        value = getattr(question, name)
-        if not low <= value <= high:
-            raise InputError(
-                f"{value} is outside {low} to {high:,}",
-                where=f"--{name.replace('_', '-')}",
-                hint="give a number in that range",
-            )
-    if (question.model is None) == (question.params is None):
-        both = question.model is not None
-        raise InputError(
-            "both a model and a parameter count" if both else "no model",
-            where="--model, --params",
-            hint="give one of them: --model 8b, or --params 70b",
-        )
-    if question.prefix_shared > question.context:
-        raise InputError(
-            f"{question.prefix_shared} shared tokens of {question.context}",
-            where="--prefix-shared",
-            hint="give at most the context",
-        )
-    if question.overhead_bytes is not None and not 0 <= question.overhead_bytes <= 1 << 50:
-        raise InputError(f"{question.overhead_bytes} bytes", where="--overhead", hint="give 1.5GB or 15%")
-    if question.overhead_fraction is not None and not 0 <= question.overhead_fraction <= 10:
-        raise InputError(
-            f"{question.overhead_fraction:.3g} times the weights",
-            where="--overhead",
-            hint="give 1.5GB or 15%",
-        )
 
 
 def _kv_format(name: str, model: Model | None) -> tuple[Format, str]:
@@ -363,45 +340,18 @@ def _kv_format(name: str, model: Model | None) -> tuple[Format, str]:
     return catalog.load_format("bf16"), "16-bit by default"
 
 
-def _fitted(question: VramQuestion, model: Model | None) -> VramQuestion:
-    """The question, its context within the model's own; only a default one may be cut to it."""
-    limit = model.max_context if model else None
-    if model is None or limit is None or question.context <= limit:
-        return question
-    if question.default_context:
-        return replace(question, context=limit, prefix_shared=min(question.prefix_shared, limit))
-    raise InputError(
-        f"{question.context:,} tokens are more than {model.name} can hold ({limit:,})",
-        where="--context",
-        hint=f"give at most {limit}",
-    )
-
-
 def _weights(
     spec: Model | None, question: VramQuestion, stored: Format | None
-) -> tuple[WeightBudget | None, int, int, int]:
-    """Budget, bytes of one rank, bytes of the whole model, parameters."""
+) -> tuple[WeightBudget | None, int, int]:
+    """Budget, bytes and parameters of the whole model."""
     if spec is not None:
         whole = weight_budget(spec, stored)
-        rank = whole if question.tp == 1 else weight_budget(spec, stored, tp=question.tp)
-        return whole, rank.bytes, whole.bytes, whole.parameters
+        return whole, whole.bytes, whole.parameters
     parameters = question.params or 0
     if not 1 <= parameters <= 10**15:
         raise InputError(f"{parameters} parameters", where="--params", hint="give a count such as 70b")
     bits = stored.element_bits if stored is not None else 16
-    size = round(memory.weight_bytes(parameters=parameters, bits=bits))
-    return None, -(-size // question.tp), size, parameters
-
-
-def _demand(question: VramQuestion, layout: KvLayout | None, model: Model | None) -> Demand:
-    return Demand(
-        layout=layout,
-        users=question.users,
-        context=question.context,
-        block_size=question.block_size,
-        prefix_shared=question.prefix_shared,
-        max_context=model.max_context if model else None,
-    )
+    return None, round(memory.weight_bytes(parameters=parameters, bits=bits)), parameters
 
 
 def _notes(
@@ -413,7 +363,7 @@ def _notes(
         own = spec.quantization.method if spec.quantization else spec.stored and spec.stored.format
         if stored is not None and own:
             made.append(f"the checkpoint's own {own} format is replaced by {stored.id}")
-        elif spec.stored is not None and question.tp > 1:
+        elif spec.stored is not None and (question.tp > 1 or question.pp > 1 or question.dp > 1):
             made.append("a rank's weights are the files' bytes by role, shared as the shapes are")
     if kv_model is None and spec is None:
         made.append("KV cache not counted: a parameter count has no layers; give --kv-from MODEL")

@@ -89,8 +89,8 @@ def _weights(estimate: VramEstimate) -> Iterator[str]:
             each = part.bytes * 8 / part.parameters
             yield f"  {part.role}: {part.parameters:,} at {each:.4g} bits each = {_size(part.bytes)}"
         yield f"weights, as stored: sum of the roles = {_size(estimate.weights_bytes)}"
-    if estimate.question.tp > 1:
-        yield (f"weights of one of {estimate.question.tp} GPUs = {_size(estimate.need.weights_bytes)}")
+    if estimate.gpus > 1:
+        yield f"weights of {_which(estimate)} = {_size(estimate.need.weights_bytes)}"
 
 
 def _kv_cache(estimate: VramEstimate) -> Iterator[str]:
@@ -101,21 +101,27 @@ def _kv_cache(estimate: VramEstimate) -> Iterator[str]:
         return
     yield from _entries(estimate, model, whole)
     for group in layout.groups:
-        users = question.users
+        users = question.users_per_replica * question.n
         if group.kind == "state":
             states = group.state_bytes * users
-            yield f"state: {group.state_bytes:,} B · {users:,} users = {_size(states)}"
+            yield f"state: {group.state_bytes:,} B · {users:,} {_sequences(estimate)} = {_size(states)}"
             continue
         kept = memory.kept_tokens(context=question.context, window=group.window, stride=group.stride)
         total = group.entry_bytes * kept * users
         yield (
             f"KV cache, {_name(group.kind, group.window, group.stride)}: {_plain(group.entry_bytes)} B"
-            f" · {kept:,} entries · {users:,} users = {_size(total)}"
+            f" · {kept:,} entries · {users:,} {_sequences(estimate)} = {_size(total)}"
         )
-    if question.prefix_shared:
-        before = round(layout.sequence_bytes(question.context) * question.users)
+    if question.prefix_shared or question.n > 1:
+        before = round(layout.sequence_bytes(question.context) * question.users_per_replica * question.n)
         saved = before - (estimate.need.kv_bytes or 0)
-        yield f"KV cache kept once, not {question.users:,} times, for the shared prefix: −{_size(saved)}"
+        if question.n > 1:
+            each = f"a prompt of {question.isl:,} for its {question.n} samples"
+            each += " and the shared prefix" if question.prefix_shared else ""
+            yield f"KV cache kept once, not for every sequence: full blocks of {each}: −{_size(saved)}"
+        else:
+            times = f"{question.users_per_replica:,}"
+            yield f"KV cache kept once, not {times} times, for the shared prefix: −{_size(saved)}"
     yield f"KV cache{_each(estimate)} = {_size(estimate.need.kv_bytes or 0)}"
     yield (f"tails of the last blocks of {question.block_size} tokens = {_size(estimate.need.tail_bytes)}")
 
@@ -193,18 +199,22 @@ def _verdicts(estimate: VramEstimate) -> Iterator[str]:
         return
     need, question = estimate.need, estimate.question
     fixed = need.total_bytes - (need.kv_bytes or 0) - need.tail_bytes
-    for verdict in estimate.verdicts:
+    # Of several engines or GPUs side by side the figures are those of the one told.
+    told = (estimate.told,) if estimate.rows else estimate.verdicts
+    for verdict in filter(None, told):
         yield (
             f"{verdict.name}: headroom = {verdict.usable_bytes:,} − {need.total_bytes:,}"
             f" = {_size(verdict.headroom_bytes)}"
         )
         if estimate.layout is None or verdict.max_users is None:
             continue
-        one = round(estimate.layout.paged_bytes(question.context, question.block_size))
+        sequence = estimate.layout.paged_bytes(question.context, question.block_size)
+        one = round(sequence * question.n)
         yield (
             f"  left for KV: max(0, {verdict.usable_bytes:,} − {fixed:,}) = {_size(verdict.pool_bytes or 0)}"
         )
         shared = ", the prefix once" if question.prefix_shared else ""
+        shared += ", prompts once" if question.n > 1 else ""
         yield (
             f"  most users at {question.context:,} tokens of {one:,} B in blocks{shared}:"
             f" {verdict.max_users:,}"
@@ -215,8 +225,22 @@ def _verdicts(estimate: VramEstimate) -> Iterator[str]:
         yield f"  longest context of {question.users:,} users: {longest}"
 
 
+def _sequences(estimate: VramEstimate) -> str:
+    return "users" if estimate.question.n == 1 else f"samples ({estimate.question.n} a user)"
+
+
+def _which(estimate: VramEstimate) -> str:
+    """The GPU whose figures these are."""
+    text = f"one of {estimate.gpus} GPUs"
+    stage = next((rank.stage for rank in estimate.ranks if rank.need is estimate.need), None)
+    if stage is not None:
+        layers = stage.layers
+        text += f", the fullest stage's (layers {layers.start} to {layers.stop - 1})"
+    return text
+
+
 def _each(estimate: VramEstimate) -> str:
-    return "" if estimate.question.tp == 1 else f" on each of {estimate.question.tp} GPUs"
+    return "" if estimate.gpus == 1 else f" on each of {estimate.gpus} GPUs"
 
 
 def _plain(value: float) -> str:

@@ -3,6 +3,7 @@
 The per-layer rules are the blocks' (`Cache`); the arithmetic is formulas/memory.
 """
 
+from collections.abc import Container
 from dataclasses import dataclass
 
 from capplan.formulas import memory
@@ -76,15 +77,16 @@ class KvLayout:
         return made
 
 
-def kv_layout(model: Model, *, kv_bits: float, tp: int = 1) -> KvLayout:
-    """The model's caches on one of `tp` ranks at `kv_bits` per element.
+def kv_layout(model: Model, *, kv_bits: float, tp: int = 1, layers: Container[int] | None = None) -> KvLayout:
+    """The model's caches (of some layers) on one of `tp` ranks at `kv_bits` per element.
 
     KV heads are divided, or replicated once there are fewer than ranks; latents are whole on every rank.
     """
     groups: list[CacheLayers] = []
     for group in model.groups:
-        for cache in group.layer.caches():
-            groups.append(_layers(cache, len(group.indices), kv_bits, tp))
+        count = len(group.indices) if layers is None else sum(index in layers for index in group.indices)
+        for cache in group.layer.caches() if count else ():
+            groups.append(_layers(cache, count, kv_bits, tp))
     merged: dict[tuple[CacheKind, int | None, int], CacheLayers] = {}
     for entry in groups:
         key = (entry.kind, entry.window, entry.stride)

@@ -10,6 +10,8 @@ from capplan.errors import InputError
 from capplan.units import format_gib
 
 LOCAL: Final = "local"
+_SAME_SIZE: Final = 0.1
+"""Drivers, ECC and the system's own share move a GPU's size by less than this part."""
 
 
 def local_targets(visible: str | None = None) -> tuple[Target, ...]:
@@ -40,9 +42,7 @@ def _target(device: LocalDevice, count: int) -> Target:
             hint="give its size: --gpu-memory 64GiB",
         )
     free = None if device.free_bytes is None else min(device.free_bytes, capacity)
-    gpu_id = None
-    if device.mig_profile is None:
-        gpu_id = catalog.index("gpus").get(catalog.normalised(device.name))
+    gpu_id = _catalog_id(device)
     return Target(
         name=f"local: {device.name}",
         gpu_id=gpu_id,
@@ -53,6 +53,16 @@ def _target(device: LocalDevice, count: int) -> Target:
         free_bytes=free,
         device=_dict(device, count),
     )
+
+
+def _catalog_id(device: LocalDevice) -> str | None:
+    """The catalog's entry of that name and size: slices, shares and other sizes of a name have none."""
+    gpu_id = catalog.index("gpus").get(catalog.normalised(device.name))
+    if gpu_id is None or device.mig_profile is not None:
+        return None
+    size = device.total_bytes or device.cuda_total_bytes
+    usual = catalog.load_gpu(gpu_id).usable_bytes
+    return gpu_id if size is not None and abs(size / usual - 1) <= _SAME_SIZE else None
 
 
 def _note(device: LocalDevice, count: int, free: int | None) -> str:

@@ -1,12 +1,14 @@
 """What is loaded beside the decoder: vision and audio towers, LoRA slots, a draft model."""
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from capplan.errors import InputError
 from capplan.specs import Format, Model
+from capplan.split import Stage
 from capplan.units import format_bytes
-from capplan.weights import tower_bytes
+from capplan.weights import tower_bytes, tower_share
 
 # Adapters and drafts are imported where one is asked for: most questions have neither.
 if TYPE_CHECKING:
@@ -30,12 +32,15 @@ def parts_of(
     *,
     kv_bits: float,
     tp: int = 1,
+    stage: Stage | None = None,
     lora: tuple[str, ...] = (),
     lora_slots: int | None = None,
     draft_model: str | None = None,
     online: bool = False,
 ) -> Parts:
-    """The parts beside `model`.
+    """The parts beside `model` on one of `tp` ranks, or on that of a pipeline stage.
+
+    A draft is on the last stage, where tokens are sampled; towers are on every stage, cut over its ranks.
 
     `lora` are adapters (paths, or rank=…,targets=…) of which `lora_slots` are served at once (default: all
     given); `draft_model` is a name, a path or "mtp".
@@ -55,12 +60,12 @@ def parts_of(
                 hint="give --model instead of --params",
             )
         return Parts(sizes={})
-    sizes, notes = _towers(model, precision, speculates=draft_model is not None)
+    sizes, notes = _towers(model, precision, speculates=draft_model is not None, tp=tp)
     if lora:
         slots = lora_slots or len(lora)
-        sizes["LoRA slots"], said = _slots(model, lora, slots, tp)
+        sizes["LoRA slots"], said = _slots(model, lora, slots, tp, stage)
         notes += said
-    if draft_model is None:
+    if draft_model is None or (stage is not None and not stage.last):
         return Parts(sizes=sizes, notes=tuple(notes))
     from capplan.draft import draft_of
 
@@ -70,9 +75,13 @@ def parts_of(
     return Parts(sizes=sizes, draft=draft, notes=tuple(notes))
 
 
-def _towers(model: Model, precision: Format | None, *, speculates: bool) -> tuple[dict[str, int], list[str]]:
-    """Towers with their bytes; MTP layers load only for speculative decoding."""
+def _towers(
+    model: Model, precision: Format | None, *, speculates: bool, tp: int
+) -> tuple[dict[str, int], list[str]]:
+    """Towers with one rank's bytes; MTP layers load only for speculative decoding."""
     sizes = tower_bytes(model, precision)
+    for tower in model.towers if tp > 1 else ():
+        sizes[tower.name] = math.ceil(sizes[tower.name] * tower_share(tower, tp))
     notes = []
     for tower in model.towers:
         if tower.role == "mtp":
@@ -89,13 +98,15 @@ def _towers(model: Model, precision: Format | None, *, speculates: bool) -> tupl
     return sizes, notes
 
 
-def _slots(model: Model, lora: tuple[str, ...], slots: int, tp: int) -> tuple[int, list[str]]:
+def _slots(
+    model: Model, lora: tuple[str, ...], slots: int, tp: int, stage: Stage | None
+) -> tuple[int, list[str]]:
     from capplan.adapters import adapter_size, slot_rank, slots_bytes
     from capplan.readers.lora import read_adapter
 
     adapters = [read_adapter(text) for text in lora]
     rank = max(adapter.max_rank for adapter in adapters)
-    size = slots_bytes(model, rank=rank, slots=slots, tp=tp)
+    size = slots_bytes(model, rank=rank, slots=slots, tp=tp, stage=stage)
     notes = [
         f"LoRA slots: vLLM allocates {slots} × rank {slot_rank(rank)} (max_loras × max_lora_rank) beside "
         "every linear layer at start, whatever the adapters target"

@@ -88,6 +88,36 @@ class Cache:
     state_elements: tuple[tuple[int, int], ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mixing:
+    """What a layer's mixer does with what its sequence kept, beside its projections.
+
+    "attention": every query head reads the kept keys and values of its key/value head. "latent": heads
+    read one shared latent (k_width with the rotary part, v_width without); a prompt is worked on expanded,
+    each head with its own `prompt_k_width` and `prompt_v_width`. "state": `state_bytes` a sequence are read
+    and written each step, and a token costs `state_flop`. "scan": every head reads all kept index keys
+    (k_width) to select.
+
+    A query reads one kept entry every `stride` tokens of the last `window`, at most `selected` of them.
+    Heads are those of the whole model; ranks share them where `splits`.
+    """
+
+    form: Literal["attention", "latent", "state", "scan"]
+    heads: int = 1
+    kv_heads: int = 1
+    k_width: int = 0
+    v_width: int = 0
+    prompt_k_width: int = 0
+    prompt_v_width: int = 0
+    window: int | None = None
+    stride: int = 1
+    selected: int | None = None
+    element_bits: int | None = None
+    state_bytes: float = 0
+    state_flop: float = 0
+    splits: bool = True
+
+
 class Block(Protocol):
     """A transformer block of one kind; the kinds are the classes of `capplan.blocks.BLOCKS`."""
 
@@ -102,6 +132,10 @@ class Block(Protocol):
 
     def caches(self) -> tuple[Cache, ...]:
         """What it keeps per sequence; empty for a block without memory of the past."""
+        ...
+
+    def mixings(self) -> tuple[Mixing, ...]:
+        """Its work on what the sequence kept; empty for a block without memory of the past."""
         ...
 
 
@@ -157,7 +191,7 @@ class Format:
     `group` weights share one scale of `scale_bits` and one zero point of `zero_bits`. What a group is:
     "input" (along the input dimension), "block" (`block_rows` × `block_cols`), "channel" (an output row),
     "tensor", or "gguf" (`group` weights in `block_bytes` bytes); None: no scales. `rules` make it a mix: the
-    first that fits a tensor decides its type (gguf_mix.py).
+    first that fits a tensor decides its type (gguf_mix.py). `arithmetic` is what its kernels multiply in.
     """
 
     id: str
@@ -173,6 +207,7 @@ class Format:
     effective_bits: float = 0
     extra_bytes_per_tensor: int = 0
     activation_bits: int = 16
+    arithmetic: Literal["16-bit", "fp8", "int8", "fp4"] = "16-bit"
     quantizes: Literal["linear", "all"] = "all"
     keeps: tuple[str, ...] = ()
     kept_bits: int = 16
@@ -401,14 +436,58 @@ class Architecture:
     read_on: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+Term = Literal["on-demand", "spot", "1yr", "3yr"]
+PriceKind = Literal[
+    "instance", "per-gpu", "per-chip", "gpu-only", "capacity-block", "marketplace", "broker", "average"
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """A dated hourly price of one GPU."""
+    """The hourly price of an instance of `gpu_count` GPUs under one term, as read on a day.
+
+    `dated` says how well the day is known: exact, month, or estimated from the file's window.
+    """
 
     gpu_id: str
     cloud: str
-    usd_per_gpu_hour: float
-    term: str
+    instance: str
+    gpu_count: int
     region: str
+    term: Term
+    usd_per_hour: float
     read_on: str
     source: str
+    kind: PriceKind = "instance"
+    dated: str = "exact"
+    notes: str = ""
+
+    @property
+    def usd_per_gpu_hour(self) -> float:
+        """The instance's price over its GPUs."""
+        return self.usd_per_hour / self.gpu_count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parallelism:
+    """How a replica is spread over GPUs.
+
+    `tp` ranks share each layer, `pp` stages share the layers, `dp` groups of tp ranks hold their own
+    sequences (attention and dense layers whole in each) and share the routed experts, of which each of `ep`
+    groups holds a part; the experts are cut tp · dp / ep ways inside a group.
+    """
+
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    ep: int = 1
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one replica."""
+        return self.tp * self.pp * self.dp
+
+    @property
+    def moe_tp(self) -> int:
+        """Ways each expert is cut."""
+        return max(1, self.tp * self.dp // self.ep)

@@ -43,6 +43,11 @@ def targets_of(
     )
 
 
+def stage_targets(names: tuple[str, ...]) -> tuple[Target, ...]:
+    """The GPU of each pipeline stage."""
+    return tuple(target_of(catalog.gpu(name), name) for name in names)
+
+
 def _named(name: str, visible: str | None) -> tuple[Target, ...]:
     if name.lower() == "local":
         from capplan.local_target import local_targets  # asks the driver

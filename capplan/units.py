@@ -72,6 +72,39 @@ def format_gib(size_bytes: float, digits: int = 2) -> str:
     return f"{0.0 if round(value, digits) == 0 else value:,.{digits}f} GiB"
 
 
+def format_seconds(time_s: float) -> str:
+    """A time with three significant digits: "48.2 ms", "1.05 s", "12 µs", "2 h 5 min"."""
+    if time_s == 0:
+        return "0 s"
+    for least, factor, name in ((1.0, 1.0, "s"), (1e-3, 1e3, "ms"), (0.0, 1e6, "µs")):
+        if abs(time_s) >= least * 0.9995:
+            value = time_s * factor
+            if name == "s" and value >= 600:
+                minutes = round(value / 60)
+                return f"{minutes // 60:,} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
+            digits = max(0, 2 - math.floor(math.log10(abs(value))))
+            return f"{value:,.{min(digits, 3)}f} {name}"
+    raise AssertionError(time_s)
+
+
+def format_usd(usd: float) -> str:
+    """Money: cents from a dollar up, three significant digits below: "1,460.00", "0.508", "0.000008"."""
+    if usd == 0 or abs(usd) >= 1:
+        return f"{usd:,.2f}"
+    digits = 2 - math.floor(math.log10(abs(usd)))
+    text = f"{usd:.{digits}f}"
+    return text if digits <= 3 else text.rstrip("0")
+
+
+def format_unit_price(usd: float) -> str:
+    """A price that is multiplied, to a hundredth of a cent: "2.2884", "2.00", "0.085"."""
+    if usd and abs(usd) < 0.1:
+        return format_usd(usd)
+    text = f"{usd:,.4f}".rstrip("0")
+    whole, _, cents = text.partition(".")
+    return f"{whole}.{cents:0<2}"
+
+
 def format_count(count: float) -> str:
     """A parameter count as people say it: "8.03 B", "671 B", "494 M"."""
     for factor, name in ((TERA, "T"), (GIGA, "B"), (10**6, "M"), (10**3, "k")):

@@ -1,6 +1,6 @@
 """The JSON of `capplan vram`: the contract `capplan.vram/1`, documented key by key in docs/vram.md.
 
-Top-level sizes are of the whole deployment (all `tp` GPUs together), `per_gpu` of one of them.
+Top-level sizes are of the whole deployment (all tp · pp · dp GPUs), `per_gpu` of the fullest of them.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from capplan.formulas import memory
 
 if TYPE_CHECKING:
-    from capplan.capacity import Verdict
+    from capplan.capacity import Overhead, Verdict
     from capplan.estimate import VramEstimate
 
 
@@ -23,6 +23,12 @@ def vram_dict(estimate: "VramEstimate") -> dict[str, Any]:
             "users": question.users,
             "context": question.context,
             "tp": question.tp,
+            "pp": question.pp,
+            "ep": question.ep,
+            "dp": question.dp,
+            "gpus": estimate.gpus,
+            "samples": question.n,
+            "prompt": question.isl,
             "block_size": question.block_size,
             "prefix_shared": question.prefix_shared,
         },
@@ -38,8 +44,8 @@ def vram_dict(estimate: "VramEstimate") -> dict[str, Any]:
         "weights": _weights(estimate),
         "kv_cache": _kv_cache(estimate),
         "draft_kv_cache": _draft(estimate),
-        "overhead": _overhead(estimate, question.tp),
-        "extra": [{"name": name, "bytes": size * question.tp} for name, size in estimate.extra.items()],
+        "overhead": _overhead(estimate, [rank.need.overhead for rank in estimate.ranks], _copies(estimate)),
+        "extra": [{"name": name, "bytes": size} for name, size in _extra(estimate).items()],
         "total": _total(estimate),
         "gpu": None if told is None else told.to_dict(),
         "fits": estimate.fits,
@@ -49,16 +55,19 @@ def vram_dict(estimate: "VramEstimate") -> dict[str, Any]:
         "per_gpu": {
             "weights": {"bytes": need.weights_bytes},
             **_pool(estimate, told),
-            "overhead": _overhead(estimate, 1),
+            "overhead": _overhead(estimate, [need.overhead], 1),
             "extra": [{"name": name, "bytes": size} for name, size in estimate.extra.items()],
             "total": {"bytes": need.total_bytes, "low_bytes": need.low_bytes},
         },
+        **_stages(estimate),
         "gpus": verdicts if estimate.named else [],
         "fit_table": [] if estimate.named else verdicts,
         "paging": estimate.paging.to_dict() if estimate.paging else None,
         "remedies": [remedy.to_dict() for remedy in estimate.remedies],
         "lesson": estimate.lesson,
         **({"engine": estimate.engine.to_dict()} if estimate.engine else {}),
+        **({"engines": [row.to_dict() for row in estimate.rows]} if estimate.rows else {}),
+        **({"services": [service.to_dict() for service in estimate.services]} if estimate.services else {}),
         "notes": list(estimate.notes),
     }
 
@@ -106,33 +115,66 @@ def _draft(estimate: "VramEstimate") -> dict[str, Any] | None:
     }
 
 
-def _overhead(estimate: "VramEstimate", gpus: int) -> dict[str, Any]:
-    overhead = estimate.need.overhead
+def _copies(estimate: "VramEstimate") -> int:
+    """How many GPUs hold what each entry of `ranks` does."""
+    return estimate.gpus // len(estimate.ranks)
+
+
+def _overhead(estimate: "VramEstimate", overheads: "list[Overhead]", copies: int) -> dict[str, Any]:
+    """The overhead of some ranks, each on so many GPUs, part by part."""
+    parts: dict[str, int] = {}
+    for overhead in overheads:
+        for part in overhead.parts():
+            parts[part["name"]] = parts.get(part["name"], 0) + part["bytes"] * copies
+    high = sum(overhead.high_bytes for overhead in overheads) * copies
     return {
-        "bytes": overhead.high_bytes * gpus,
-        "low_bytes": overhead.low_bytes * gpus,
-        "high_bytes": overhead.high_bytes * gpus,
-        "rule": overhead.rule,
-        "parts": [part | {"bytes": part["bytes"] * gpus} for part in overhead.parts()],
+        "bytes": high,
+        "low_bytes": sum(overhead.low_bytes for overhead in overheads) * copies,
+        "high_bytes": high,
+        "rule": estimate.need.overhead.rule,
+        "parts": [{"name": name, "bytes": size} for name, size in parts.items()],
+    }
+
+
+def _extra(estimate: "VramEstimate") -> dict[str, int]:
+    """The parts beside the decoder on all GPUs together."""
+    made: dict[str, int] = {}
+    for rank in estimate.ranks:
+        for name, size in rank.extra.items():
+            made[name] = made.get(name, 0) + size * _copies(estimate)
+    return made
+
+
+def _stages(estimate: "VramEstimate") -> dict[str, Any]:
+    """Every pipeline stage; nothing without a pipeline."""
+    if len(estimate.ranks) == 1:
+        return {}
+    return {
+        "stages": [
+            rank.to_dict(decides=rank.need is estimate.need, named=estimate.named) for rank in estimate.ranks
+        ],
     }
 
 
 def _total(estimate: "VramEstimate") -> dict[str, int]:
-    """All GPUs together. What tensor parallelism holds on several of them is told apart."""
-    gpus = estimate.question.tp
-    total = estimate.need.total_bytes * gpus
+    """All GPUs together. What parallelism holds on several of them is told apart."""
+    copies = _copies(estimate)
+    needs = [rank.need for rank in estimate.ranks]
+    overhead = sum(need.overhead.high_bytes for need in needs) * copies
     once = (
         estimate.weights_bytes
         + (estimate.kv_bytes or 0)
         + estimate.tail_bytes
         + estimate.draft_kv_bytes
-        + (sum(estimate.extra.values()) + estimate.need.overhead.high_bytes) * gpus
+        + sum(_extra(estimate).values())
+        + overhead
     )
-    return {
-        "bytes": total,
-        "low_bytes": estimate.need.low_bytes * gpus,
-        "replicated_bytes": total - once,
-    }
+    total = sum(need.total_bytes for need in needs) * copies
+    low = sum(need.low_bytes for need in needs) * copies
+    if estimate.offloads:
+        # Layers are on one GPU or on the host: nothing is held twice.
+        total = low = once
+    return {"bytes": total, "low_bytes": low, "replicated_bytes": total - once}
 
 
 def _pool(estimate: "VramEstimate", told: "Verdict | None") -> dict[str, Any]:
@@ -140,8 +182,8 @@ def _pool(estimate: "VramEstimate", told: "Verdict | None") -> dict[str, Any]:
     need, question = estimate.need, estimate.question
     both = need.kv_bytes
     pool = None if both is None else both + need.tail_bytes
-    tokens = None if pool is None else question.users * question.context
-    concurrency = None if pool is None else float(question.users)
+    tokens = None if pool is None else question.users_per_replica * question.context
+    concurrency = None if pool is None else float(question.users_per_replica)
     if told is not None:
         pool, tokens, concurrency = told.pool_bytes, told.pool_tokens, told.max_concurrency
     return {

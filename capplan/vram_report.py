@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any, Final
 
+from capplan import rows_report
 from capplan.engine_report import engine_lines, term_lines
 from capplan.report import grid, to_markdown
 from capplan.units import GIB, KIB, format_bytes, format_count, format_gib
@@ -28,7 +29,11 @@ _FITS: Final = {True: ("yes", "green"), False: ("no", "red"), None: ("maybe", "y
 
 
 def vram_rows(estimate: "VramEstimate") -> list[dict[str, Any]]:
-    """One flat row a memory, sizes in bytes: the CSV."""
+    """One flat row a memory, engine or service, sizes in bytes: the CSV."""
+    if estimate.rows:
+        return rows_report.engine_csv(estimate)
+    if estimate.services:
+        return rows_report.service_csv(estimate)
     need = estimate.need
     return [
         {
@@ -38,6 +43,9 @@ def vram_rows(estimate: "VramEstimate") -> list[dict[str, Any]]:
             "users": estimate.question.users,
             "context": estimate.question.context,
             "tp": estimate.question.tp,
+            "pp": estimate.question.pp,
+            "ep": estimate.question.ep,
+            "dp": estimate.question.dp,
             "gpu": verdict.gpu_id or verdict.name,
             "per_gpu_usable_bytes": verdict.usable_bytes,
             "per_gpu_weights_bytes": need.weights_bytes,
@@ -54,7 +62,13 @@ def vram_rows(estimate: "VramEstimate") -> list[dict[str, Any]]:
 
 
 def vram_markdown(estimate: "VramEstimate") -> str:
-    """The budget and the verdicts as two Markdown tables."""
+    """Budget and verdicts as Markdown tables, then stages and services; or the rows of engines alone."""
+    text = f"**{vram_title(estimate)}**\n\n{vram_workload(estimate)}\n"
+    if estimate.rows:
+        head, cells = rows_report.engine_cells(estimate)
+        text += "\n" + to_markdown([dict(zip(head, row, strict=True)) for row in cells])
+        lines = [*rows_report.engine_notes(estimate), *rows_report.gpu_notes(estimate), *estimate.notes]
+        return text + "".join(f"\n- {line}" for line in lines) + ("\n" if lines else "")
     budget = [
         {"part": name, "GiB": f"{size / GIB:,.2f}", "how": how} for name, size, how in budget_lines(estimate)
     ]
@@ -62,10 +76,17 @@ def vram_markdown(estimate: "VramEstimate") -> str:
         dict(zip(_verdict_head(estimate), cells, strict=True))
         for cells in (_verdict_cells(estimate, verdict) for verdict in estimate.verdicts)
     ]
-    text = f"**{vram_title(estimate)}**\n\n{vram_workload(estimate)}\n\n"
-    text += to_markdown(budget) + "\n" + to_markdown(verdicts)
-    lines = [f"- {line}" for line in (*engine_lines(estimate.engine), *closing_lines(estimate))]
-    return text + ("\n" + "\n".join(lines) + "\n" if lines else "")
+    text += "\n" + to_markdown(budget) + "\n" + to_markdown(verdicts)
+    for head, cells in (rows_report.stage_cells(estimate), rows_report.service_cells(estimate)):
+        if cells:
+            text += "\n" + to_markdown([dict(zip(head, row, strict=True)) for row in cells])
+    lines = [
+        *engine_lines(estimate.engine),
+        *rows_report.stage_notes(estimate),
+        *rows_report.service_notes(estimate),
+        *closing_lines(estimate),
+    ]
+    return text + ("\n" + "".join(f"- {line}\n" for line in lines) if lines else "")
 
 
 def vram_title(estimate: "VramEstimate") -> str:
@@ -90,11 +111,20 @@ def vram_workload(estimate: "VramEstimate") -> str:
     question = estimate.question
     noun = "user" if question.users == 1 else "users"
     text = f"{question.users:,} {noun} × {question.context:,} tokens"
+    if question.n > 1:
+        text = f"{question.users:,} {noun} × {question.n} samples × {question.context:,} tokens"
+        text += f", {question.isl:,} of them a prompt kept once"
     if question.prefix_shared:
         text += f", {question.prefix_shared:,} of them shared"
     text += " (worst case: every user holds a full context)"
-    if question.tp > 1:
-        text += f"; each of {question.tp} GPUs holds:"
+    if estimate.gpus > 1 and estimate.offloads:
+        return f"{text}; the fullest of {estimate.gpus} GPUs holds:"
+    if estimate.gpus > 1:
+        degrees = [f"{name} {getattr(question, name)}" for name in ("tp", "pp", "dp", "ep")]
+        used = [text for text in degrees if not text.endswith(" 1")]
+        who = "each" if used == [f"tp {question.tp}"] else "the fullest"
+        how = "" if who == "each" else f" ({' × '.join(used)})".replace(" × ep", ", ep")
+        text += f"; {who} of {estimate.gpus} GPUs{how} holds:"
     return text
 
 
@@ -214,6 +244,8 @@ def vram_view(estimate: "VramEstimate", width: int) -> list["RenderableType"]:
     """What the terminal shows, in order."""
     from rich.text import Text
 
+    if estimate.rows:
+        return _rows_view(estimate)
     made: list[RenderableType] = [
         Text(vram_title(estimate), style="bold"),
         Text(vram_workload(estimate)),
@@ -228,12 +260,36 @@ def vram_view(estimate: "VramEstimate", width: int) -> list["RenderableType"]:
     if estimate.named and len(estimate.verdicts) == 1:
         made += [Text(""), _verdict_sentence(estimate)]
     made += [Text(line, style="cyan") for line in engine_lines(estimate.engine)]
+    for head, cells in (rows_report.stage_cells(estimate), rows_report.service_cells(estimate)):
+        if cells:
+            made += [Text(""), rows_report.table(head, cells)]
+    lines = [*rows_report.stage_notes(estimate), *rows_report.service_notes(estimate)]
+    made += [Text(f"  {line}") for line in lines]
     if estimate.remedies:
         made += [Text(""), Text("what would make it fit:"), _remedy_table(estimate)]
     lines = closing_lines(estimate)
     if lines:
         made.append(Text(""))
         made += [_note(line) for line in lines]
+    return made
+
+
+def _rows_view(estimate: "VramEstimate") -> list["RenderableType"]:
+    """Engines or GPUs side by side: no budget, which is another for each."""
+    from rich.text import Text
+
+    made: list[RenderableType] = [
+        Text(vram_title(estimate), style="bold"),
+        Text(vram_workload(estimate)),
+        Text(""),
+        rows_report.table(*rows_report.engine_cells(estimate)),
+    ]
+    lines = rows_report.engine_notes(estimate)
+    if lines:
+        made += [Text(""), *(Text(f"  {line}") for line in lines)]
+    notes = [*rows_report.gpu_notes(estimate), *estimate.notes]
+    if notes:
+        made += [Text(""), *(_note(line) for line in notes)]
     return made
 
 

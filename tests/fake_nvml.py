@@ -1,10 +1,17 @@
-"""A stand-in for the pynvml module: devices, slices and the errors it raises."""
+"""A stand-in for the pynvml module: devices, slices and the errors it raises; and a machine of them."""
 
 # ruff: noqa: N802, N818  (the fake has pynvml's names)
 
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from capplan.device import local
+from capplan.device.cuda import CudaDevice
 from capplan.units import GIB, MIB
 
 ALL_ONES = (1 << 64) - 1
@@ -12,6 +19,10 @@ ALL_ONES = (1 << 64) - 1
 
 class NVMLError(Exception):
     """The base of NVML's errors, as pynvml has it."""
+
+
+class LibraryMismatch(Exception):
+    """NVMLLibraryMismatchError: the binding's own, of no kind with NVML's."""
 
 
 class NotSupported(NVMLError):
@@ -22,8 +33,20 @@ class NotFound(NVMLError):
     """NVML_ERROR_NOT_FOUND."""
 
 
+class GpuIsLost(NVMLError):
+    """NVML_ERROR_GPU_IS_LOST."""
+
+
+class NoPermission(NVMLError):
+    """NVML_ERROR_NO_PERMISSION."""
+
+
 class LibraryNotFound(NVMLError):
     """NVML_ERROR_LIBRARY_NOT_FOUND."""
+
+
+class DriverNotLoaded(NVMLError):
+    """NVML_ERROR_DRIVER_NOT_LOADED."""
 
 
 class LibRmVersionMismatch(NVMLError):
@@ -46,8 +69,13 @@ def device(
     graphics: Answer = (),
     slices: Answer = None,
     profile: Answer = None,
+    bus: Answer = None,
+    instance: int | None = None,
 ) -> SimpleNamespace:
-    """A device of the fake: `slices` puts it in MIG mode; `reserved` None is a driver without version 2."""
+    """A device of the fake: `slices` puts it in MIG mode; `reserved` None is a driver without version 2.
+
+    `instance` is the GPU instance that a slice belongs to, `bus` the PCI address.
+    """
     return SimpleNamespace(
         name=name,
         uuid=uuid,
@@ -60,6 +88,8 @@ def device(
         graphics=graphics,
         slices=slices,
         profile=profile or NotSupported("attributes"),
+        bus=bus or NotSupported("PCI info"),
+        instance=NotSupported("instance") if instance is None else instance,
     )
 
 
@@ -77,12 +107,14 @@ class FakeNvml:
     """A stand-in for the pynvml module."""
 
     NVMLError = NVMLError
+    NVMLLibraryMismatchError = LibraryMismatch
     NVML_DEVICE_MIG_ENABLE = 1
     nvmlMemory_v2 = 0x2000028  # noqa: N815
 
     def __init__(self, *devices: Answer, init: Exception | None = None) -> None:
         self.devices = devices
         self.init = init
+        self.count: Exception | None = None
         self.open = 0
 
     def nvmlInit(self) -> None:
@@ -94,6 +126,7 @@ class FakeNvml:
         self.open -= 1
 
     def nvmlDeviceGetCount(self) -> int:
+        given(self.count)
         return len(self.devices)
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> Any:
@@ -138,3 +171,49 @@ class FakeNvml:
 
     def nvmlDeviceGetAttributes(self, handle: Any) -> Any:
         return given(handle.profile)
+
+    def nvmlDeviceGetPciInfo(self, handle: Any) -> Any:
+        return SimpleNamespace(busId=given(handle.bus))
+
+    def nvmlDeviceGetGpuInstanceId(self, handle: Any) -> Any:
+        return given(handle.instance)
+
+
+Machine = Callable[..., FakeNvml]
+
+
+def machine_of(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Machine:
+    """Sets up a machine: its devices, what CUDA says of them, and its /proc/meminfo in kB."""
+
+    def set_up(
+        *devices: Answer,
+        cuda: Mapping[str, CudaDevice] | None = None,
+        meminfo: Mapping[str, int] | None = None,
+        init: Exception | None = None,
+    ) -> FakeNvml:
+        nvml = FakeNvml(*devices, init=init)
+        monkeypatch.setitem(sys.modules, "pynvml", nvml)
+        monkeypatch.setattr(local, "cuda_devices", lambda: cuda or {})
+        path = folder / "meminfo"
+        path.unlink(missing_ok=True)
+        if meminfo is not None:
+            path.write_text("".join(f"{name}: {kilo:>12} kB\n" for name, kilo in meminfo.items()))
+        monkeypatch.setattr(local, "MEMINFO", path)
+        return nvml
+
+    return set_up
+
+
+def seen_by_cuda(
+    uuid: str, total: int, *, index: int = 0, integrated: bool = False, host_page_tables: bool = False
+) -> dict[str, CudaDevice]:
+    """One device as CUDA says it, by the id it has there."""
+    return {
+        uuid.lower().removeprefix("gpu-").removeprefix("mig-"): CudaDevice(
+            index=index,
+            name="a GPU",
+            total_bytes=total,
+            integrated=integrated,
+            host_page_tables=host_page_tables,
+        )
+    }

@@ -1,72 +1,49 @@
 """The local GPU through a fake NVML: every report of a figure that was missing, wrong or doubled."""
 
 import sys
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from capplan.device import LocalDevice, local, local_devices
-from capplan.device.cuda import CudaDevice, cuda_devices
+from capplan.device import LocalDevice, local_devices
+from capplan.device.cuda import cuda_devices
 from capplan.errors import ExitStatus, ExtraMissingError, InputError
 from capplan.units import GIB, KIB, MIB
 from tests.fake_nvml import (
     ALL_ONES,
     Answer,
+    DriverNotLoaded,
     FakeNvml,
+    GpuIsLost,
+    LibraryMismatch,
     LibraryNotFound,
     LibRmVersionMismatch,
+    Machine,
+    NoPermission,
     NotSupported,
     NVMLError,
     device,
+    machine_of,
     process,
+    seen_by_cuda,
 )
-
-Machine = Callable[..., FakeNvml]
 
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
-    """Sets up a machine: its devices, what CUDA says of them, and its /proc/meminfo in kB."""
-
-    def set_up(
-        *devices: Answer,
-        cuda: Mapping[str, CudaDevice] | None = None,
-        meminfo: Mapping[str, int] | None = None,
-        init: Exception | None = None,
-    ) -> FakeNvml:
-        nvml = FakeNvml(*devices, init=init)
-        monkeypatch.setitem(sys.modules, "pynvml", nvml)
-        monkeypatch.setattr(local, "cuda_devices", lambda: cuda or {})
-        path = tmp_path / "meminfo"
-        path.unlink(missing_ok=True)
-        if meminfo is not None:
-            path.write_text("".join(f"{name}: {kilo:>12} kB\n" for name, kilo in meminfo.items()))
-        monkeypatch.setattr(local, "MEMINFO", path)
-        return nvml
-
-    return set_up
-
-
-def seen_by_cuda(
-    uuid: str, total: int, *, integrated: bool = False, host_page_tables: bool = False
-) -> dict[str, CudaDevice]:
-    return {
-        uuid.lower().removeprefix("gpu-").removeprefix("mig-"): CudaDevice(
-            index=0,
-            name="a GPU",
-            total_bytes=total,
-            integrated=integrated,
-            host_page_tables=host_page_tables,
-        )
-    }
+    """Sets up a machine."""
+    return machine_of(monkeypatch, tmp_path)
 
 
 def only(devices: tuple[LocalDevice, ...]) -> LocalDevice:
     assert len(devices) == 1
     return devices[0]
+
+
+def ids(*places: int) -> list[SimpleNamespace]:
+    return [device(uuid=f"GPU-{place:08x}-0000-0000-0000-000000000000") for place in places]
 
 
 def test_a_discrete_gpu(machine: Machine) -> None:
@@ -197,60 +174,6 @@ def test_page_cache_of_weights_does_not_count_as_used(machine: Machine) -> None:
     assert 77 * GIB < needed < (got.free_bytes or 0)
 
 
-def sliced() -> SimpleNamespace:
-    """An A100 40GB cut in two."""
-    first = device(
-        name="NVIDIA A100-SXM4-40GB MIG 3g.20gb",
-        uuid="MIG-11111111-0000-0000-0000-000000000001",
-        total=19968 * MIB,
-        reserved=0,
-        compute=NotSupported("needs permission"),
-        graphics=NotSupported("needs permission"),
-    )
-    second = device(
-        name=NotSupported("an older driver names no slices"),
-        uuid="MIG-22222222-0000-0000-0000-000000000002",
-        total=19968 * MIB,
-        reserved=0,
-        profile=SimpleNamespace(gpuInstanceSliceCount=3, memorySizeMB=19968),
-    )
-    return device(
-        name="NVIDIA A100-SXM4-40GB",
-        uuid="GPU-99999999-0000-0000-0000-000000000009",
-        total=40960 * MIB,
-        slices=[first, second],
-    )
-
-
-def test_a_mig_slice_has_its_own_memory(machine: Machine) -> None:
-    """vllm-project/vllm#41776: the parent's 40 GB were returned for a 20 GB slice."""
-    machine(sliced(), meminfo={"MemTotal": 1 << 30, "MemAvailable": 1 << 29})
-    got = local_devices()
-    assert [slice_.mig_profile for slice_ in got] == ["3g.20gb", "3g.20gb"]
-    assert {slice_.name for slice_ in got} == {"NVIDIA A100-SXM4-40GB MIG 3g.20gb"}
-    for slice_ in got:
-        assert (slice_.total_bytes or 0) / 1e9 == pytest.approx(20, rel=0.05)
-        assert 40960 * MIB / (slice_.total_bytes or 1) == pytest.approx(2.0, rel=0.05)
-        assert slice_.notes[0] == "a slice of NVIDIA A100-SXM4-40GB: sizes are the slice's"
-    chosen = only(local_devices(visible="MIG-22222222-0000-0000-0000-000000000002"))
-    assert chosen.uuid == "MIG-22222222-0000-0000-0000-000000000002"
-    assert only(local_devices(visible="MIG-1111")).uuid == "MIG-11111111-0000-0000-0000-000000000001"
-
-
-def test_what_a_slice_cannot_tell_is_not_zero(machine: Machine) -> None:
-    """dask/distributed#8739: a flat 0 was drawn where the value does not exist."""
-    machine(sliced())
-    first, second = local_devices()
-    assert (first.processes, first.processes_bytes) == (None, None)
-    assert (second.processes, second.processes_bytes) == (0, 0)
-
-
-def test_a_gpu_in_mig_mode_without_slices_is_none(machine: Machine) -> None:
-    machine(device(slices=[]))
-    with pytest.raises(InputError, match="sees no GPU"):
-        local_devices()
-
-
 def test_the_reserve_is_no_process(machine: Machine) -> None:
     """wookayin/gpustat#141: 308 MB "used" on an idle GPU."""
     machine(device(total=24 * GIB, reserved=308 * 10**6))
@@ -317,32 +240,6 @@ def test_devices_without_an_id_are_kept_apart(machine: Machine) -> None:
     assert [entry.uuid for entry in local_devices()] == [None, None]
 
 
-def ids(*places: int) -> list[SimpleNamespace]:
-    return [device(uuid=f"GPU-{place:08x}-0000-0000-0000-000000000000") for place in places]
-
-
-@pytest.mark.parametrize(
-    ("visible", "indices"),
-    [
-        pytest.param(None, [0, 1, 2], id="all"),
-        pytest.param("2,0", [2, 0], id="indices keep their order"),
-        pytest.param("GPU-0000000b", [1], id="the start of an id"),
-        pytest.param("gpu-0000000C-0000-0000-0000-000000000000, 0", [2, 0], id="an id and an index"),
-        pytest.param("1,7,0", [1], id="CUDA stops at the first it does not know"),
-    ],
-)
-def test_visible_devices(machine: Machine, visible: str | None, indices: list[int]) -> None:
-    machine(*ids(10, 11, 12))
-    assert [entry.index for entry in local_devices(visible=visible)] == indices
-
-
-@pytest.mark.parametrize("visible", ["", "-1", "none", "9", "MIG-77", "GPU-ffff"])
-def test_nothing_visible_is_said(machine: Machine, visible: str) -> None:
-    machine(*ids(10, 11))
-    with pytest.raises(InputError, match="leaves none of the 2 GPUs"):
-        local_devices(visible=visible)
-
-
 def test_a_lost_gpu_does_not_hide_the_others(machine: Machine) -> None:
     machine(NVMLError("GPU is lost"), *ids(11))
     assert [entry.index for entry in local_devices()] == [1]
@@ -371,6 +268,9 @@ def test_jetson_has_cuda_but_no_nvml(machine: Machine) -> None:
     ("error", "message"),
     [
         (LibraryNotFound("NVML Shared Library Not Found"), "no NVIDIA driver is loaded here"),
+        (DriverNotLoaded("Driver Not Loaded"), "no NVIDIA driver is loaded here"),
+        (NoPermission("Insufficient Permissions"), "no permission"),
+        (NVMLError("Unknown Error"), "does not answer"),
         (LibRmVersionMismatch("mismatch"), "updated but not reloaded"),
     ],
 )
@@ -402,3 +302,104 @@ def test_the_cuda_driver_is_asked_safely() -> None:
     for found in cuda_devices().values():
         assert found.total_bytes > 0
         assert found.name
+
+
+def test_a_discrete_gpu_whose_memory_cannot_be_read_is_not_the_systems(machine: Machine) -> None:
+    """A terabyte of RAM beside a GPU that fails to answer is not that GPU's memory."""
+    uuid = "GPU-dddddddd-0000-0000-0000-000000000004"
+    meminfo = {"MemTotal": 1 << 30, "MemAvailable": 1 << 29}
+    machine(device(uuid=uuid, memory=GpuIsLost("GPU is lost")), meminfo=meminfo)
+    got = only(local_devices())
+    assert (got.memory, got.total_bytes, got.free_bytes) == ("dedicated", None, None)
+    cuda = seen_by_cuda(uuid, 79 * GIB)
+    machine(device(uuid=uuid, memory=NotSupported("memory")), meminfo=meminfo, cuda=cuda)
+    got = only(local_devices())
+    assert (got.memory, got.total_bytes, got.free_bytes) == ("dedicated", None, None)
+    assert got.capacity_bytes == 79 * GIB
+
+
+def test_processes_hidden_from_a_container_are_unknown(machine: Machine) -> None:
+    machine(device(total=80 * GIB, used=60 * GIB))
+    got = only(local_devices())
+    assert (got.processes, got.processes_bytes, got.used_bytes) == (None, None, 60 * GIB)
+    assert "60.00 GiB is used by processes that are not listed here" in got.notes
+    machine(device(total=80 * GIB, used=300 * MIB))
+    assert only(local_devices()).processes == 0
+
+
+def test_windows_lists_processes_without_their_memory(machine: Machine) -> None:
+    machine(device(total=24 * GIB, used=9 * GIB, compute=NotSupported("WDDM"), graphics=[process(3, None)]))
+    got = only(local_devices())
+    assert (got.processes, got.processes_bytes, got.used_bytes) == (1, None, 9 * GIB)
+
+
+def test_a_driver_older_than_the_binding(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The binding's own error is none of NVML's; older drivers have the query's second version."""
+    old = LibraryMismatch("Unversioned function called")
+    machine(device(total=24 * GIB, used=9 * GIB, compute=old, graphics=old))
+    got = only(local_devices())
+    assert (got.processes, got.processes_bytes, got.used_bytes) == (None, None, 9 * GIB)
+
+    def second(self: FakeNvml, handle: object) -> list[object]:
+        return [process(7, 8 * GIB)]
+
+    monkeypatch.setattr(FakeNvml, "nvmlDeviceGetComputeRunningProcesses_v2", second, raising=False)
+    machine(device(total=24 * GIB, used=9 * GIB, compute=old, graphics=old))
+    got = only(local_devices())
+    assert (got.processes, got.processes_bytes) == (1, 8 * GIB)
+
+
+def test_a_virtual_gpu_has_its_own_framebuffer(machine: Machine) -> None:
+    """A vGPU answers little: no process list, no second version of the memory query."""
+    gone = NotSupported("vGPU")
+    machine(device(name="GRID T4-8Q", total=8 * GIB, reserved=None, compute=gone, graphics=gone))
+    got = only(local_devices())
+    assert (got.memory, got.total_bytes, got.reserved_bytes) == ("dedicated", 8 * GIB, None)
+    assert (got.processes, got.processes_bytes) == (None, None)
+
+
+def test_two_gpus_keep_their_own_memory(machine: Machine) -> None:
+    first, second = ids(10, 11)
+    second.total, second.free = 24 * GIB, 20 * GIB
+    machine(first, second)
+    assert [entry.total_bytes for entry in local_devices()] == [80 * GIB, 24 * GIB]
+
+
+def test_devices_without_an_id_are_told_apart_by_bus(machine: Machine) -> None:
+    gone = NotSupported("id")
+    places = (b"00000000:3B:00.0", b"00000000:3B:00.0", "00000000:5E:00.0")
+    machine(*(device(uuid=gone, bus=bus) for bus in places))
+    assert [entry.index for entry in local_devices()] == [0, 2]
+
+
+def test_cuda_without_nvml_in_a_container(machine: Machine) -> None:
+    machine(
+        init=LibraryNotFound("NVML Shared Library Not Found"),
+        cuda=seen_by_cuda("x", 79 * GIB),
+        meminfo={"MemTotal": 1 << 30, "MemAvailable": 1 << 29},
+    )
+    got = only(local_devices())
+    assert (got.memory, got.capacity_bytes, got.free_bytes) == ("dedicated", 79 * GIB, None)
+    assert (got.total_bytes, got.processes, got.used_bytes) == (None, None, None)
+
+
+def test_every_gpu_lost_is_said(machine: Machine) -> None:
+    machine(GpuIsLost("GPU is lost"), GpuIsLost("GPU is lost"))
+    with pytest.raises(InputError, match=r"GPU 0 does not answer \(GPU is lost\); GPU 1 does not"):
+        local_devices()
+
+
+def test_a_count_that_fails_is_not_zero_gpus(machine: Machine) -> None:
+    nvml = machine(device())
+    nvml.count = NoPermission("Insufficient Permissions")
+    with pytest.raises(InputError, match="the GPU driver failed: Insufficient Permissions"):
+        local_devices()
+    assert nvml.open == 0
+
+
+@pytest.mark.parametrize("sentinel", [0, ALL_ONES, (1 << 63) - 1])
+def test_a_total_cuda_cannot_mean(machine: Machine, sentinel: int) -> None:
+    uuid = "GPU-eeeeeeee-0000-0000-0000-000000000005"
+    machine(device(uuid=uuid, total=80 * GIB, reserved=GIB), cuda=seen_by_cuda(uuid, sentinel))
+    got = only(local_devices())
+    assert (got.cuda_total_bytes, got.capacity_bytes) == (None, 79 * GIB)

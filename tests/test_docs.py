@@ -12,7 +12,10 @@ import pytest
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-COMMANDS = ("vram", "list", "show", "explain", "doctor", "compare")
+COMMANDS = (
+    *("vram", "latency", "cost", "prices", "check", "diff", "init", "schema", "calibrate", "profile"),
+    *("list", "show", "explain", "doctor", "compare"),
+)
 
 
 def blocks(text: str) -> list[str]:
@@ -69,7 +72,7 @@ def test_every_option_of_vram_is_documented() -> None:
     function = next(node for node in source.body if isinstance(node, ast.FunctionDef) and node.name == "vram")
     text = README.read_text()
     for argument in function.args.args:
-        assert f"--{argument.arg.replace('_', '-')}" in text, argument.arg
+        assert f"--{argument.arg.rstrip('_').replace('_', '-')}" in text, argument.arg
 
 
 def test_set_up_is_two_commands() -> None:

@@ -48,8 +48,8 @@ def test_without_an_engine_there_is_no_block() -> None:
 
 
 def test_a_refusal_is_no_fit_though_the_users_would() -> None:
-    # 131,072 tokens, the model's own limit, need 16 GiB; eight users of 4,096 need 4 GiB.
-    answer = asked("l4")
+    # 131,072 tokens, the model's own limit, need 16 GiB; two users of 4,096 need 1 GiB.
+    answer = estimate.vram("8b", gpus=("l4",), users=2, context=4096, engine="vllm")
     assert answer.engine is not None
     assert answer.engine.starts is False
     assert answer.fits is False
@@ -89,9 +89,14 @@ def test_cli_exit_codes(capfd: pytest.CaptureFixture[str]) -> None:
     [
         ["--max-num-seqs", "8"],
         ["--engine", "vllm", "--overhead", "10%"],
-        ["--engine", "vllm", "--gpu", "h100"],
+        ["--gpu-layers", "8"],
+        ["--engine", "vllm", "--gpu-layers", "8"],
+        ["--engine", "llama.cpp", "--gpu-layers", "-1"],
+        ["--engine", "llama.cpp", "--gpu-layers", "many"],
+        ["--engine", "all", "--engine-version", "0.24"],
+        ["--engine", "all", "--gpu-layers", "8"],
         ["--engine", "vllm", "--gpu-memory-utilization", "1.5"],
-        ["--engine", "vllm", "--max-model-len", "1024"],
+        ["--engine", "vllm", "--max-model-len", "1024", "--context", "4096"],
         ["--engine", "other"],
     ],
 )
@@ -111,3 +116,17 @@ def test_users_beyond_the_sequences_wait() -> None:
     answer = asked(max_num_seqs=4)
     assert answer.engine is not None
     assert any("the others wait" in note for note in answer.engine.notes)
+
+
+def test_a_default_context_is_within_what_the_engine_admits() -> None:
+    flags = EngineFlags(max_model_len=1024)
+    assert estimate.vram("8b", gpus=("h100",), engine="vllm", engine_flags=flags).question.context == 1024
+
+
+def test_a_stage_whose_layers_read_caches_elsewhere_is_refused() -> None:
+    from capplan.engines.plan import EngineFlags
+    from capplan.errors import InputError
+    from capplan.estimate import vram
+
+    with pytest.raises(InputError, match="no cache of their own"):
+        vram("gemma-4-e2b", pp=2, gpus=("h100",), engine="vllm", engine_flags=EngineFlags())

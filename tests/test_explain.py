@@ -26,7 +26,10 @@ def formula_functions() -> Iterator[tuple[str, Callable[..., Any]]]:
                 yield f"{info.name}.{name}", function
 
 
-FORMULAS = dict(formula_functions())
+# Forms that calibrations fill with fitted numbers, and arithmetic without a subject: no topics of their own.
+FORMS = ("op_cost", "attention_cost", "measured_cost", "blend", "search")
+ALL = dict(formula_functions())
+FORMULAS = {name: function for name, function in ALL.items() if name.split(".")[0] not in FORMS}
 
 
 def each_topic() -> pytest.MarkDecorator:
@@ -53,6 +56,15 @@ def test_a_formula_says_what_it_is(name: str) -> None:
     parameters = inspect.signature(function).parameters.values()
     assert parameters
     assert all(parameter.kind is parameter.KEYWORD_ONLY for parameter in parameters)
+
+
+@pytest.mark.parametrize("name", sorted(set(ALL) - set(FORMULAS)))
+def test_a_form_takes_named_arguments_and_is_described(name: str) -> None:
+    function = ALL[name]
+    assert inspect.getdoc(function)
+    parameters = inspect.signature(function).parameters.values()
+    if name.endswith("_s"):
+        assert all(parameter.kind is parameter.KEYWORD_ONLY for parameter in parameters)
 
 
 @each_topic()

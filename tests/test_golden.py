@@ -26,6 +26,8 @@ CASES: dict[str, str] = {
     "does-not-fit": "vram --model 70b --gpu h100",
     "borderline": "vram --model llama-3-8b --users 1 --context 8192 --gpu-memory-gib 18.5",
     "tensor-parallel": "vram --model 70b --gpu h100-sxm --tp 4 --users 64",
+    "pipeline": "vram --model 70b --gpu h100-sxm --tp 2 --pp 3 --users 64",
+    "samples": "vram --model 8b --n 4 --isl 3000 --osl 1000 --users 8 --gpu l40s",
     "lesson": "vram --params 8b --kv-from llama-3-8b --precision int4 --overhead 1.5GB --gpu-memory 24GB",
     "lesson-json": "vram --params 8b --kv-from llama-3-8b --precision int4 --overhead 1.5GB"
     " --gpu-memory 24GB -o json",

@@ -12,6 +12,7 @@ from capplan import local_target
 from capplan.device import LocalDevice
 from capplan.units import GIB, MIB
 from tests.doctor_logs import AS_MEASURED, cli
+from tests.fake_nvml import LibraryNotFound, NVMLError
 
 
 def device(**fields: Any) -> LocalDevice:
@@ -109,6 +110,20 @@ def test_a_slice_and_an_unknown_name_are_no_catalog_gpu(here: Callable[..., dict
     assert here(device(name="NVIDIA Never Sold"))["gpu"]["id"] is None
 
 
+def test_another_size_of_a_name_is_no_catalog_gpu(here: Callable[..., dict[str, Any]]) -> None:
+    """A GH200 of 144 GB under the name of the 96 GB one, a doubled RTX 4090, a share of an A40."""
+    for name, gib, expected in (
+        ("NVIDIA GH200 480GB", 95.0, "gh200-96gb"),
+        ("NVIDIA GH200 480GB", 142.5, None),
+        ("NVIDIA GeForce RTX 4090", 23.99, "rtx-4090-24gb"),
+        ("NVIDIA GeForce RTX 4090", 47.99, None),
+        ("NVIDIA A40", 22.0, None),
+    ):
+        size = round(gib * GIB)
+        answer = here(device(name=name, total_bytes=size, cuda_total_bytes=None, free_bytes=size))
+        assert answer["gpu"]["id"] == expected, (name, gib)
+
+
 def test_the_environment_is_read_by_the_command_line_alone(
     here: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,13 +139,10 @@ def test_without_the_library_or_a_driver(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (code, out) == (5, "")
     assert "pip install 'capplan[profile]'" in err
 
-    class DriverError(Exception):
-        """NVML's error."""
-
     def fail() -> None:
-        raise DriverError("NVML Shared Library Not Found")
+        raise LibraryNotFound("NVML Shared Library Not Found")
 
-    fake = types.SimpleNamespace(NVMLError=DriverError, nvmlInit=fail)
+    fake = types.SimpleNamespace(NVMLError=NVMLError, nvmlInit=fail)
     monkeypatch.setitem(sys.modules, "pynvml", fake)
     monkeypatch.setattr("capplan.device.local.cuda_devices", dict)
     code, out, err = cli("vram", "--model", "8b", "--gpu", "local")

@@ -9,21 +9,10 @@ import pytest
 import yaml
 
 from capplan import memory_calibration
-from capplan.doctor import Diagnosis
 from capplan.engines.log_reader import read_log
 from capplan.errors import InputError
 from capplan.units import GIB
-from tests.doctor_logs import AS_MEASURED, REFUSED, STARTED, cli, diagnosed, written
-
-
-@pytest.fixture(scope="module")
-def started() -> Diagnosis:
-    return diagnosed(STARTED, gpu="h100")
-
-
-@pytest.fixture(scope="module")
-def refused() -> Diagnosis:
-    return diagnosed(REFUSED, gpu="rtx-3090-24gb")
+from tests.doctor_logs import AS_MEASURED, STARTED, cli, written
 
 
 def test_saved_and_read_back(tmp_path: Path) -> None:

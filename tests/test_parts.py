@@ -12,7 +12,7 @@ from capplan.cli import run
 from capplan.draft import draft_of
 from capplan.errors import InputError
 from capplan.estimate import VramEstimate
-from capplan.weights import weight_budget
+from capplan.weights import tower_share, weight_budget
 
 GIB = 1 << 30
 # Llama-3.1-8B: 131,072 B a token; Llama-3.2-1B: 16 · 2 · 8 · 64 · 2 B = 32,768 B a token.
@@ -202,3 +202,18 @@ def test_mtp_layers_from_the_files(tmp_path: Path, write_safetensors: Callable[.
     model = model_source.load(str(tmp_path))
     assert weight_budget(model, None).bytes == 512 * 64 * 2
     assert draft_of("mtp", model, None, kv_bits=16).weights_bytes == 64 * 128 + 32 * 64
+
+
+def test_encoder_layers_are_cut_over_ranks_and_the_rest_is_whole() -> None:
+    """Qwen2.5-VL: 32 layers of 4 · 1280² + 3 · 1280 · 3420 in the encoder, patches and norms beside them."""
+    model = model_source.load("qwen2.5-vl-7b")
+    encoder, projector = model.towers
+    cut = 32 * (4 * 1280**2 + 3 * 1280 * 3420 + 3 * 1280 + 2 * 3420)
+    assert encoder.parameters - cut == 1280 * 1176 + 32 * (2 * 1280 + 2 * 1280)
+    whole, four = tower_share(encoder, 1), tower_share(encoder, 4)
+    assert (whole, tower_share(projector, 4)) == (1, 1)
+    # Biases of the output rows are whole, those of q, k, v, gate and up are cut.
+    assert four == pytest.approx((cut / 4 + (encoder.parameters - cut)) / encoder.parameters, rel=1e-9)
+    estimate = vram("qwen2.5-vl-7b", users=1, tp=4, gpu_memory_bytes=80 * 10**9)
+    held = {part["name"]: part["bytes"] for part in estimate.to_dict()["per_gpu"]["extra"]}
+    assert held["vision tower"] == pytest.approx(four * encoder.parameters * 2, abs=2)

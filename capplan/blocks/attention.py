@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from capplan.specs import Cache, CacheKind, Tensor
+from capplan.specs import Cache, CacheKind, Mixing, Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,3 +158,20 @@ class Attention:
             return (kept,)
         keys = Cache(kind="indexer", k_width=self.index_width, element_bits=16, splits=False)
         return (kept, keys)
+
+    def mixings(self) -> tuple[Mixing, ...]:
+        """Query heads over the kept keys and values; one index key a token where a branch selects blocks."""
+        own = Mixing(
+            form="attention",
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            k_width=self.k_width,
+            v_width=self.v_width,
+            window=self.window,
+        )
+        if not self.index_heads:
+            return (own,)
+        scan = Mixing(
+            form="scan", heads=self.index_heads, k_width=self.index_width, element_bits=16, splits=False
+        )
+        return (own, scan)

@@ -1,8 +1,8 @@
 """DeepSeek-V4 attention: a short window of latents plus older tokens compressed `ratio` to one."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from capplan.specs import Cache, Tensor
+from capplan.specs import Cache, Mixing, Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +27,7 @@ class CompressedAttention:
     ratio: int
     index_heads: int = 0
     index_width: int = 0
+    selected: int | None = None
     path: str = "self_attn"
 
     @property
@@ -111,6 +112,34 @@ class CompressedAttention:
                     stride=self.ratio,
                     element_bits=8,
                     entry_extra_bytes=4,
+                    splits=False,
+                )
+            )
+        return tuple(made)
+
+    def mixings(self) -> tuple[Mixing, ...]:
+        """Heads over the window's latents and over the compressed ones, at most `selected` of those."""
+        made = [
+            Mixing(
+                form="latent",
+                heads=self.heads,
+                k_width=self.width,
+                v_width=self.width,
+                prompt_k_width=self.width,
+                prompt_v_width=self.width,
+                window=self.window,
+            )
+        ]
+        if self.ratio:
+            made.append(replace(made[0], window=None, stride=self.ratio, selected=self.selected))
+        if self.indexed:
+            made.append(
+                Mixing(
+                    form="scan",
+                    heads=self.index_heads,
+                    k_width=self.index_width,
+                    stride=self.ratio,
+                    element_bits=8,
                     splits=False,
                 )
             )

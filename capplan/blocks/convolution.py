@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from capplan.blocks.state import recurrent_tensor, state_cache
-from capplan.specs import Cache, Tensor
+from capplan.blocks.state import recurrent_tensor, state_cache, state_mixings
+from capplan.specs import Cache, Mixing, Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +47,10 @@ class ShortConv:
     def caches(self) -> tuple[Cache, ...]:
         """The convolution's last inputs."""
         return state_cache(self.hidden, (self.hidden * (self.kernel - 1), 16))
+
+    def mixings(self) -> tuple[Mixing, ...]:
+        """The state, read and written each step."""
+        return state_mixings(self.caches())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,3 +103,7 @@ class RgLru:
     def caches(self) -> tuple[Cache, ...]:
         """The recurrence's state and the convolution's last inputs."""
         return state_cache(self.heads, (self.width, 32), (self.width * (self.kernel - 1), self.conv_bits))
+
+    def mixings(self) -> tuple[Mixing, ...]:
+        """The state, read and written each step."""
+        return state_mixings(self.caches())

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from capplan.specs import Cache, Tensor
+from capplan.specs import Cache, Mixing, Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,3 +56,15 @@ class FactoredAttention:
     def caches(self) -> tuple[Cache, ...]:
         """Keys and values of every token."""
         return (Cache(kind="full", heads=self.kv_heads, k_width=self.width, v_width=self.width),)
+
+    def mixings(self) -> tuple[Mixing, ...]:
+        """Query heads over the kept keys and values."""
+        return (
+            Mixing(
+                form="attention",
+                heads=self.heads,
+                kv_heads=self.kv_heads,
+                k_width=self.width,
+                v_width=self.width,
+            ),
+        )

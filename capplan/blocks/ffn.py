@@ -83,3 +83,7 @@ class Ffn:
     def caches(self) -> tuple[()]:
         """Nothing."""
         return ()
+
+    def mixings(self) -> tuple[()]:
+        """Nothing."""
+        return ()

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from capplan.blocks.state import recurrent_tensor, state_cache
-from capplan.specs import Cache, Tensor
+from capplan.blocks.state import recurrent_tensor, state_cache, state_mixings
+from capplan.specs import Cache, Mixing, Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +69,10 @@ class GatedDelta:
             (conv * (self.kernel - 1), self.conv_bits),
         )
 
+    def mixings(self) -> tuple[Mixing, ...]:
+        """The state, read and written each step."""
+        return state_mixings(self.caches())
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kda:
@@ -129,6 +133,10 @@ class Kda:
             (3 * width * (self.kernel - 1), self.conv_bits),
         )
 
+    def mixings(self) -> tuple[Mixing, ...]:
+        """The state, read and written each step."""
+        return state_mixings(self.caches())
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lightning:
@@ -162,3 +170,7 @@ class Lightning:
     def caches(self) -> tuple[Cache, ...]:
         """The k·vᵀ state of every head."""
         return state_cache(self.heads, (self.heads * self.head_width**2, self.state_bits))
+
+    def mixings(self) -> tuple[Mixing, ...]:
+        """The state, read and written each step."""
+        return state_mixings(self.caches())

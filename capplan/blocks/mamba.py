@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from capplan.blocks.state import recurrent_tensor, state_cache
-from capplan.specs import Cache, Tensor
+from capplan.blocks.state import recurrent_tensor, state_cache, state_mixings
+from capplan.specs import Cache, Mixing, Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +75,10 @@ class Mamba2:
             (self.conv * (self.kernel - 1), self.conv_bits),
         )
 
+    def mixings(self) -> tuple[Mixing, ...]:
+        """The state, read and written each step."""
+        return state_mixings(self.caches())
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mamba1:
@@ -136,3 +140,7 @@ class Mamba1:
             (self.inner * self.state, self.state_bits),
             (self.inner * (self.kernel - 1), self.conv_bits),
         )
+
+    def mixings(self) -> tuple[Mixing, ...]:
+        """The state, read and written each step."""
+        return state_mixings(self.caches())

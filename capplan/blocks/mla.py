@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from capplan.specs import Cache, Tensor
+from capplan.specs import Cache, Mixing, Tensor
 
 
 def _linear(name: str, shape: tuple[int, int], axis: int | None = None, units: int = 1) -> Tensor:
@@ -23,6 +23,7 @@ class Mla:
     Cache per token: kv_rank + rope elements, not 2 · heads · width. With `index_heads`, a lightning
     indexer adds its own projections and one key of `index_width` per token (fp8 and a 4-byte scale), or per
     `index_pool` tokens (GLM-5 next), beside which the unfinished pool keeps its 16-bit keys and gate scores.
+    `selected` is how many entries the indexer leaves a query to read.
     """
 
     hidden: int
@@ -38,6 +39,7 @@ class Mla:
     indexer: bool = False
     latent_cache: bool = True
     index_pool: int | None = None
+    selected: int | None = None
     gate: bool = False
     gate_name: str = "g_proj"
     sinks: bool = False
@@ -141,3 +143,31 @@ class Mla:
             splits=False,
         )
         return (latent, keys, tail)
+
+    def mixings(self) -> tuple[Mixing, ...]:
+        """Heads over the latent, absorbed in decode; the indexer's scan where it selects."""
+        width = self.nope_width + self.rope_width
+        own = Mixing(
+            form="latent",
+            heads=self.heads,
+            k_width=self.kv_rank + self.rope_width,
+            v_width=self.kv_rank,
+            prompt_k_width=width,
+            prompt_v_width=self.v_width,
+            selected=self.selected,
+        )
+        if not self.latent_cache:
+            own = Mixing(
+                form="attention", heads=self.heads, kv_heads=self.heads, k_width=width, v_width=self.v_width
+            )
+        if not self.indexer:
+            return (own,)
+        scan = Mixing(
+            form="scan",
+            heads=self.index_heads,
+            k_width=self.index_width,
+            stride=self.index_pool or 1,
+            element_bits=8,
+            splits=False,
+        )
+        return (own, scan)

@@ -88,3 +88,7 @@ class Moe:
     def caches(self) -> tuple[()]:
         """Nothing."""
         return ()
+
+    def mixings(self) -> tuple[()]:
+        """Nothing."""
+        return ()

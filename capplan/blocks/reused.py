@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from capplan.specs import Block, Cache
+from capplan.specs import Block, Cache, Mixing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,3 +26,7 @@ class Reused:
     def caches(self) -> tuple[Cache, ...]:
         """The caches of the inner block: every use keeps its own."""
         return self.inner.caches()
+
+    def mixings(self) -> tuple[Mixing, ...]:
+        """The work of the inner block."""
+        return self.inner.mixings()

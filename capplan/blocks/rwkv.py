@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from capplan.blocks.state import state_cache
-from capplan.specs import Cache, Tensor
+from capplan.blocks.state import state_cache, state_mixings
+from capplan.specs import Cache, Mixing, Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,3 +91,7 @@ class Rwkv:
         """The time-mixing state and the last inputs of both mixers."""
         wide = self.head_width if self.version == 5 else 3
         return state_cache(self._heads, (self.inner * wide, 32), (2 * self.hidden, 16))
+
+    def mixings(self) -> tuple[Mixing, ...]:
+        """The state, read and written each step."""
+        return state_mixings(self.caches())

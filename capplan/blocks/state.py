@@ -1,6 +1,6 @@
 """What every block with a fixed state has: its tensors' role, and the cache of one sequence."""
 
-from capplan.specs import Cache, Tensor
+from capplan.specs import Cache, Mixing, Tensor
 
 
 def recurrent_tensor(
@@ -26,3 +26,20 @@ def recurrent_tensor(
 def state_cache(heads: int, *elements: tuple[int, int]) -> tuple[Cache, ...]:
     """The state of one sequence: (elements, bits) of each part; ranks share it by heads."""
     return (Cache(kind="state", heads=heads, state_elements=elements),)
+
+
+def state_mixings(caches: tuple[Cache, ...]) -> tuple[Mixing, ...]:
+    """The work on fixed states: each is read and written once a step.
+
+    A token updates every state element and reads it: 4 FLOP an element (outer product, decay, product).
+    """
+    elements = sum(count for cache in caches for count, _ in cache.state_elements)
+    size = sum(count * bits / 8 for cache in caches for count, bits in cache.state_elements)
+    return (
+        Mixing(
+            form="state",
+            heads=max(cache.heads for cache in caches),
+            state_bytes=2 * size,
+            state_flop=4 * elements,
+        ),
+    )

@@ -13,11 +13,20 @@ from capplan.errors import CapplanError, ExitStatus, InputError, did_you_mean
 # Command → module and function. Only the command that is run is imported and built.
 COMMANDS: Final = {
     "vram": ("vram", "vram"),
+    "latency": ("latency", "latency"),
+    "profile": ("profile", "profile"),
+    "cost": ("cost", "cost"),
+    "prices": ("prices", "prices"),
     "list": ("show", "list_things"),
     "show": ("show", "show"),
     "explain": ("explain", "explain"),
     "doctor": ("doctor", "doctor"),
     "compare": ("doctor", "compare"),
+    "calibrate": ("calibrate", "calibrate"),
+    "check": ("check", "check"),
+    "diff": ("diff", "diff"),
+    "init": ("init", "init"),
+    "schema": ("schema", "schema"),
 }
 # The parser's own error class, wherever this Typer keeps its parser: the parent of BadParameter.
 USAGE_ERROR: Final[type[Exception]] = typer.BadParameter.__mro__[1]

@@ -18,10 +18,12 @@ class Kind(str, Enum):
     GPUS = "gpus"
     FORMATS = "formats"
     ARCHITECTURES = "architectures"
+    PRICES = "prices"
+    PROFILES = "profiles"
 
 
 def list_things(
-    kind: Annotated[Kind, typer.Argument(help="models, gpus, formats or architectures.")],
+    kind: Annotated[Kind, typer.Argument(help="models, gpus, formats, architectures, prices, profiles.")],
     output: Annotated[OutputFormat, typer.Option("-o", "--output")] = OutputFormat.TABLE,
 ) -> int:
     """Everything of a kind that capplan knows, with sources and dates.
@@ -30,6 +32,15 @@ def list_things(
     """
     from capplan import listing
 
+    if kind is Kind.PRICES:
+        # Prices have a day and the user's own beside them: one command knows both.
+        from capplan.cli.prices import Action, prices
+
+        return prices(Action.LIST, output=output)
+    if kind is Kind.PROFILES:
+        from capplan.cli.profile import list_profiles
+
+        return list_profiles(output)
     rows = listing.rows(kind.value)
     if output is OutputFormat.TABLE and console_width() < WIDE:
         # The id names the thing; its long name is for wide terminals and the other formats.

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from capplan.cli.engine_options import engine_flags
+from capplan.cli.engine_options import engine_flags, layer_count, stage_layers
 from capplan.cli.output import OutputFormat, console_width, render, write, write_json
 from capplan.errors import ExitStatus, InputError
 from capplan.units import GIB, parse_count, parse_size_bytes
@@ -13,6 +13,9 @@ from capplan.units import GIB, parse_count, parse_size_bytes
 if TYPE_CHECKING:
     from capplan.estimate import VramEstimate
 
+_ENGINE = "Plan its start-up: vllm, sglang, tensorrt-llm, tgi, llama.cpp; all: side by side."
+_FRACTION = "Its share: of all memory (vllm, tgi), of free (sglang), of free after loading (tensorrt-llm)."
+_WITH = "Started after it on the same GPU: MODEL[:gpu_memory_utilization=0.3,max_model_len=4096]."
 _MODEL = "Catalog name or size (8b), or a path: config.json, its folder, .safetensors, index, .gguf."
 
 
@@ -24,25 +27,41 @@ def vram(
     kv_dtype: Annotated[str, typer.Option(help="KV cache dtype; auto: the checkpoint's.")] = "auto",
     users: Annotated[int, typer.Option(help="Users at once, each with a full context.")] = 16,
     context: Annotated[int | None, typer.Option(help="Tokens a user holds (4096).")] = None,
+    isl: Annotated[int | None, typer.Option(help="Prompt tokens of it; with --osl or --context.")] = None,
+    osl: Annotated[int | None, typer.Option(help="Output tokens of it; --isl + --osl = --context.")] = None,
+    n: Annotated[int, typer.Option("--n", help="Samples a user, sharing its prompt's blocks.")] = 1,
     gpu: Annotated[list[str] | None, typer.Option(help="GPU, repeatable; or all, or local.")] = None,
     gpu_memory: Annotated[str | None, typer.Option(help="Memory with unit: 24GB, 80GiB.")] = None,
     gpu_memory_gib: Annotated[float | None, typer.Option(help="Memory in GiB.")] = None,
-    tp: Annotated[int, typer.Option(help="GPUs that share the model (tensor parallel).")] = 1,
+    tp: Annotated[int, typer.Option(help="GPUs that share each layer (tensor parallel).")] = 1,
+    pp: Annotated[int, typer.Option(help="Pipeline stages, each with its own layers.")] = 1,
+    pp_layers: Annotated[str | None, typer.Option(help="Layers of each stage: 16,32.")] = None,
+    stage_gpu: Annotated[list[str] | None, typer.Option(help="GPU of each stage, if unequal.")] = None,
+    ep: Annotated[int, typer.Option(help="Ranks that divide the experts whole.")] = 1,
+    dp: Annotated[int, typer.Option(help="Replicas that divide the users, and share experts.")] = 1,
     block_size: Annotated[int, typer.Option(help="Tokens a KV block.")] = 16,
-    overhead: Annotated[str | None, typer.Option(help="Instead of 15-20 %: 1.5GB or 10%.")] = None,
+    overhead: Annotated[
+        str | None, typer.Option(help="Beside weights and KV: 1.5GB, or 10% of weights.")
+    ] = None,
     prefix_shared: Annotated[int, typer.Option(help="Prompt tokens all users share.")] = 0,
     lora: Annotated[list[str] | None, typer.Option(help="Adapter: path, or rank=16,targets=q_proj.")] = None,
     lora_slots: Annotated[int | None, typer.Option(help="Adapters served at once.")] = None,
     draft_model: Annotated[str | None, typer.Option(help="Draft model: name, path, or mtp.")] = None,
     calibration: Annotated[str | None, typer.Option(help="Overhead measured by doctor --save.")] = None,
     online: Annotated[bool, typer.Option("--online", help="Ask the Hugging Face Hub for it.")] = False,
-    engine: Annotated[str | None, typer.Option(help="Plan its start-up: vllm. Needs one GPU.")] = None,
-    engine_version: Annotated[str | None, typer.Option(help="Such as 0.24, or unknown.")] = None,
+    engine: Annotated[str | None, typer.Option(help=_ENGINE)] = None,
+    engine_version: Annotated[
+        str | None, typer.Option(help="Of the engine: 0.24, b9272, or unknown.")
+    ] = None,
     max_model_len: Annotated[int | None, typer.Option(help="Longest request the engine admits.")] = None,
-    max_num_batched_tokens: Annotated[int | None, typer.Option(help="Tokens a step.")] = None,
-    max_num_seqs: Annotated[int | None, typer.Option(help="Sequences a step.")] = None,
-    gpu_memory_utilization: Annotated[float | None, typer.Option(help="The engine's fraction.")] = None,
-    enforce_eager: Annotated[bool, typer.Option("--enforce-eager", help="No CUDA graphs.")] = False,
+    max_num_batched_tokens: Annotated[int | None, typer.Option(help="Tokens of a step at most.")] = None,
+    max_num_seqs: Annotated[int | None, typer.Option(help="Sequences at once at most.")] = None,
+    gpu_memory_utilization: Annotated[float | None, typer.Option(help=_FRACTION)] = None,
+    enforce_eager: Annotated[
+        bool, typer.Option("--enforce-eager", help="No CUDA graphs: less memory.")
+    ] = False,
+    gpu_layers: Annotated[str | None, typer.Option(help="llama.cpp: layers on the GPU, or all.")] = None,
+    with_: Annotated[list[str] | None, typer.Option("--with", help=_WITH)] = None,
     output: Annotated[OutputFormat, typer.Option("-o", "--output")] = OutputFormat.TABLE,
     explain: Annotated[bool, typer.Option("--explain", help="The formulas with numbers.")] = False,
 ) -> int:
@@ -60,9 +79,18 @@ def vram(
         kv_dtype=kv_dtype,
         users=users,
         **({} if context is None else {"context": context}),
+        isl=isl,
+        osl=osl,
+        n=n,
         gpus=tuple(gpu or ()),
         gpu_memory_bytes=_memory(gpu_memory, gpu_memory_gib),
         tp=tp,
+        pp=pp,
+        pp_layers=stage_layers(pp_layers),
+        stage_gpus=tuple(stage_gpu or ()),
+        ep=ep,
+        dp=dp,
+        services=tuple(with_ or ()),
         block_size=block_size,
         prefix_shared=prefix_shared,
         lora=tuple(lora or ()),
@@ -80,6 +108,7 @@ def vram(
             max_num_seqs=max_num_seqs,
             gpu_memory_utilization=gpu_memory_utilization,
             enforce_eager=enforce_eager,
+            gpu_layers=layer_count(gpu_layers),
             overhead=overhead,
         ),
         **_overhead(overhead),

@@ -29,6 +29,9 @@ _SPARSE_SCALE_GROUP: Final = 128
 _SPARSE_SCALE_BYTES: Final = 4
 _SPARSE_ROPE_BYTES: Final = 2
 
+# Width that versions without latents pad the keys and values of a head to.
+_EXPANDED_WIDTH: Final = 256
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCache:
@@ -92,12 +95,20 @@ class Placed:
 
 
 def placed_caches(
-    model: Model, *, kv_bits: float, tp: int, block_size: int, state_blocks: int, checkpoints: frozenset[str]
+    model: Model,
+    *,
+    kv_bits: float,
+    tp: int,
+    block_size: int,
+    state_blocks: int,
+    checkpoints: frozenset[str],
+    latents: bool = True,
 ) -> tuple[Placed, ...]:
     """The caches of every layer on one of `tp` ranks, in the order of the stack.
 
     Heads are divided, or replicated once there are fewer than ranks; latents and indexer keys are whole on
-    every rank. States of the block kinds in `checkpoints` hold one block more than `state_blocks`.
+    every rank. States of the block kinds in `checkpoints` hold one block more than `state_blocks`. Without
+    `latents` latent attention keeps keys and values of every head.
     Errors: InputError where heads or a state do not divide, or a cache's layout is not modelled.
     """
     sparse = any(cache.kind == "indexer" for group in model.groups for cache in group.layer.caches())
@@ -109,7 +120,8 @@ def placed_caches(
                 if cache.kind == "state":
                     made.append(_state(block, cache, tp, state_blocks, checkpoints))
                 else:
-                    made.append(_attention(block, cache, kv_bits, tp, block_size, sparse))
+                    kept = cache if latents else _expanded(block, cache)
+                    made.append(_attention(block, kept, kv_bits, tp, block_size, sparse))
         placed += [Placed(layer=index, cache=cache) for index in group.indices for cache in made]
     return tuple(sorted(placed, key=lambda entry: entry.layer))
 
@@ -118,6 +130,13 @@ def _inner(block: Block) -> Block:
     while isinstance(block, Reused):
         block = block.inner
     return block
+
+
+def _expanded(block: Block, cache: Cache) -> Cache:
+    inner = _inner(block)
+    if cache.kind != "mla" or not isinstance(inner, Mla):
+        return cache
+    return Cache(kind="full", heads=inner.heads, k_width=_EXPANDED_WIDTH, v_width=_EXPANDED_WIDTH)
 
 
 def _attention(

@@ -16,6 +16,8 @@ CacheMode = Literal["none", "align"]
 class KvRules:
     """How one range of vLLM versions lays out its KV cache; each holds from `since` to the next.
 
+    - `latents`: latent attention keeps its latent; before, keys and values of every head, padded to 256
+      (vllm-project/vllm#10927).
     - `groups`: kinds of cache get groups of their own; before, windows count as if all tokens were kept.
     - `chunked_groups`: also in models with chunked layers, which else run without groups (a latency
       regression; VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE=1 turns them on).
@@ -36,6 +38,7 @@ class KvRules:
     """
 
     since: str
+    latents: bool = False
     groups: bool = False
     chunked_groups: bool = False
     chunks_known: bool = False
@@ -56,6 +59,7 @@ class KvRules:
 def _history() -> tuple[KvRules, ...]:
     # 0.2 to 0.8.4 (the V0 engine) are taken from start-up logs, not from the source.
     made = [KvRules(since="0.2")]
+    made.append(replace(made[-1], since="0.7.1", latents=True))
     made.append(replace(made[-1], since="0.9.1", groups=True, whole_blocks=True))
     made.append(replace(made[-1], since="0.10.0", chunks_known=True, chunked_groups=True))
     made.append(replace(made[-1], since="0.10.1", chunked_groups=False))

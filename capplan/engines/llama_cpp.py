@@ -75,9 +75,13 @@ class _Server:
     kv_bits: float
     extra: int
 
+    def placement(self, gpu_layers: int) -> buffers.Placement:
+        """Which GPU has which layers; every GPU the same share."""
+        return buffers.place_layers(self.model.layers, gpu_layers, (1.0,) * self.devices)
+
     def loads(self, context: buffers.Context, gpu_layers: int) -> list[dict[str, int]]:
         """Terms of every GPU; the last entry is the host's."""
-        place = buffers.place_layers(self.model.layers, gpu_layers, (1.0,) * self.devices)
+        place = self.placement(gpu_layers)
         ubatch = min(self.ubatch, context.total_cells)
         kv, state = buffers.layer_cache_bytes(self.model, context, kv_bits=self.kv_bits, ubatch=ubatch)
         pipelined = self.devices > 1 and gpu_layers > self.model.layers
@@ -235,7 +239,14 @@ def plan(
         advice=() if starts else _advice(server, made, tokens, room, longest),
         rules=(*(Rule(**entry) for entry in _profile()["rules"]), compute),
         notes=_notes(server, context, flags, build, compute),
-        more={"gpus": [dict(load) for load in loads[:-1]], "host": dict(loads[-1])},
+        more={
+            "gpus": [
+                {"layers": len(layers), "first_layer": layers[0] if layers else None, **load}
+                for layers, load in zip(server.placement(gpu_layers).gpus, loads[:-1], strict=True)
+            ],
+            "host": dict(loads[-1]),
+            "fullest": loads.index(worst),
+        },
     )
 
 

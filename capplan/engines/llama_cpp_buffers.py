@@ -19,8 +19,8 @@ from typing import Final
 
 from capplan.blocks import Attention
 from capplan.formulas import memory
-from capplan.specs import Cache, Format, Layer, Model, Tensor
-from capplan.weights import stored_bytes
+from capplan.specs import Cache, Format, Model, Tensor
+from capplan.weights import placed_tensors, stored_bytes
 
 PAD: Final = 256
 """Cells of a cache come in multiples of this."""
@@ -145,21 +145,8 @@ _Sized = list[tuple[Tensor, int | None, int]]
 """Tensors with the layer they are in (None: outside) and their bytes."""
 
 
-def _walk(model: Model) -> list[tuple[Tensor, int | None]]:
-    """Every decoder tensor with its layer, in the order of gguf_mix.mix_tensors."""
-    found: list[tuple[Tensor, int | None]] = [(tensor, None) for tensor in model.outside]
-    placed = sorted(((index, group.layer) for group in model.groups for index in group.indices), key=_first)
-    for index, layer in placed:
-        found += [(tensor, index) for tensor in layer.tensors()]
-    return found
-
-
-def _first(entry: tuple[int, Layer]) -> int:
-    return entry[0]
-
-
 def _chosen_sizes(model: Model, precision: Format) -> _Sized:
-    walked = _walk(model)
+    walked = placed_tensors(model)
     if precision.rules:
         from capplan.gguf_mix import mix_tensors  # llama.cpp's mixes only
 
@@ -181,7 +168,7 @@ def _chosen_sizes(model: Model, precision: Format) -> _Sized:
 
 
 def _equal_sizes(model: Model) -> _Sized:
-    return [(tensor, layer, tensor.parameters) for tensor, layer in _walk(model)]
+    return [(tensor, layer, tensor.parameters) for tensor, layer in placed_tensors(model)]
 
 
 def _from_stored(model: Model, sized: _Sized) -> LayerWeights:

@@ -44,6 +44,10 @@ class EngineFlags:
     ep: int = 1
     dp: int = 1
     gpu_layers: int | None = None
+    stage: range | None = None
+    """The layers of the pipeline stage planned, of `pp`; None: the widest of vLLM's own stages."""
+    draft: Model | None = None
+    """The decoder of a draft model (or MTP layers), whose cache holds the same tokens as the model's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +132,24 @@ class EnginePlan:
             if flag.name == name:
                 return flag
         raise KeyError(name)
+
+    @property
+    def step_sequences(self) -> int | None:
+        """Most sequences of one step, whatever the engine calls that; None where it has no such limit."""
+        return self._limit("max_num_seqs", "max_running_requests", "max_batch_size")
+
+    @property
+    def step_tokens(self) -> int | None:
+        """Most tokens of one step (or of its prompts)."""
+        return self._limit(
+            "max_num_batched_tokens", "chunked_prefill_size", "max_num_tokens", "max_batch_prefill_tokens"
+        )
+
+    def _limit(self, *names: str) -> int | None:
+        for flag in self.flags:
+            if flag.name in names and isinstance(flag.value, int | float) and flag.value > 0:
+                return int(flag.value)
+        return None
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON block `engine`."""

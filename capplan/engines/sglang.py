@@ -8,6 +8,7 @@ Not modelled: DeepSeek-V4's pools, sizing after graph capture (off by default), 
 pool.
 """
 
+import math
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -17,6 +18,7 @@ from capplan.engines.plan import Advice, Band, EngineFlags, EnginePlan, Flag, Ru
 from capplan.engines.token_pool import (
     TokenRate,
     Version,
+    draft_rate,
     known_version,
     token_rate,
     tokens_in,
@@ -119,8 +121,10 @@ def plan(
 ) -> EnginePlan:
     """What SGLang makes of a GPU of `total_bytes` (as the driver reports them), on the widest rank.
 
-    `extra_bytes` (draft, towers, LoRA) is charged to the pool. `max_num_batched_tokens` is
-    --chunked-prefill-size, `gpu_memory_utilization` --mem-fraction-static, `block_size` --page-size.
+    `extra_bytes` (a draft's weights, towers, LoRA) is charged to the pool, and so is the cache of a draft
+    for as many tokens as the model's own; before 0.5.16 that cache comes on top, outside the fraction.
+    `max_num_batched_tokens` is --chunked-prefill-size, `gpu_memory_utilization` --mem-fraction-static,
+    `block_size` --page-size.
     Errors: InputError for versions that are none or too old, and impossible splits.
     """
     version = _version(flags)
@@ -129,17 +133,16 @@ def plan(
     batch = 0 if flags.enforce_eager else size["graph_batch_tp4" if flags.tp >= 4 else "graph_batch"]
     if flags.max_num_seqs is not None:
         batch = min(batch, flags.max_num_seqs)
-    fraction = flags.gpu_memory_utilization
-    if fraction is None:
-        fraction = default_fraction(
-            model,
-            version=version,
-            total_bytes=total_bytes,
-            tp=flags.tp,
-            pp=flags.pp,
-            chunk=chunk,
-            graph_batch=batch,
-        )
+    default = default_fraction(
+        model,
+        version=version,
+        total_bytes=total_bytes,
+        tp=flags.tp,
+        pp=flags.pp,
+        chunk=chunk,
+        graph_batch=batch,
+    )
+    fraction = default if flags.gpu_memory_utilization is None else flags.gpu_memory_utilization
     start, ranks = _profile()["start"], "ranks_" if flags.tp * flags.pp > 1 else ""
     visible = visible_bytes(total_bytes)
     free = max(0, visible - start[f"{ranks}context_mib"] * MIB)
@@ -148,9 +151,13 @@ def plan(
     least = max(0, visible - start[f"{ranks}context_high_mib"] * MIB)
     low = pool_bytes(free_before=least, free_after=least - loaded, fraction=fraction)
     high = pool_bytes(free_before=visible, free_after=visible - loaded, fraction=fraction)
-    rate = token_rate(model, kv_bits=flags.kv_bits, tp=flags.tp, pp=flags.pp)
+    rate = token_rate(model, kv_bits=flags.kv_bits, tp=flags.tp, pp=flags.pp, stage=flags.stage)
     page = flags.block_size or 1
-    tokens, states = pool_tokens(pool, rate, version=version, page=page)
+    beside = draft_rate(flags.draft, kv_bits=flags.kv_bits, tp=flags.tp)
+    inside = version >= version_numbers(_profile()["draft_pool"]["since"], "SGLang", "0.5.3")
+    tokens, states = pool_tokens(
+        pool, rate, version=version, page=page, draft_bytes=beside if inside else 0.0
+    )
     length = flags.max_model_len or model.max_context or tokens
     running = _running(tokens, states, length, flags)
     starts = tokens > 0 if (low > 0) == (high > 0) else None
@@ -172,6 +179,7 @@ def plan(
             "extra": extra_bytes,
             "context_outside": visible - free,
             "activation_and_graphs_outside": free - int(fraction * free),
+            **({} if inside or not beside else {"draft_kv_cache_outside": round(tokens * beside)}),
         },
         kv_pool=Band(value=max(0, pool), low=max(0, min(low, pool)), high=max(0, high)),
         kv_tokens=tokens,
@@ -182,8 +190,14 @@ def plan(
         safe_max_num_seqs=(min(running, tokens // length) if rate.total and length else running) or None,
         advice=_advice(loaded, free, fraction, tokens, length),
         rules=tuple(Rule(**entry) for entry in _profile()["rules"]),
-        notes=_notes(rate, tokens, length, flags, version),
-        more={"state_bytes": states * rate.state, "states": states},
+        notes=(*_notes(rate, tokens, length, flags, version), *_above(fraction, default)),
+        more={
+            "state_bytes": states * rate.state,
+            "states": states,
+            # Below, the weights leave no pool; above, activations and graphs have less than SGLang keeps.
+            "mem_fraction_static_from": math.ceil(1000 * loaded / free) / 1000 if loaded < free else None,
+            "mem_fraction_static_to": default,
+        },
     )
 
 
@@ -191,8 +205,12 @@ def _flag(name: str, value: float, asked: object, source: str) -> Flag:
     return Flag(name=name, value=value, source=source if asked is None else "asked")
 
 
-def pool_tokens(pool: float, rate: TokenRate, *, version: Version, page: int = 1) -> tuple[int, int]:
+def pool_tokens(
+    pool: float, rate: TokenRate, *, version: Version, page: int = 1, draft_bytes: float = 0.0
+) -> tuple[int, int]:
     """max_total_num_tokens of a pool, and how many recurrent states it keeps beside.
+
+        tokens = (pool − states) / (rate + draft's rate)            one count for both pools
 
     states take ratio / (1 + ratio) of the pool first; sliding layers get 0.8 times the full layers' tokens.
     """
@@ -207,7 +225,7 @@ def pool_tokens(pool: float, rate: TokenRate, *, version: Version, page: int = 1
     window = profile["window_pool"]
     if rate.full and rate.sliding and version >= version_numbers(window["since"], "SGLang", "0.5.3"):
         per_token = rate.full + window["ratio"] * rate.sliding
-    return tokens_in(pool, per_token, page), states
+    return tokens_in(pool, per_token + draft_bytes if per_token else 0.0, page), states
 
 
 def _running(tokens: int, states: int, length: int, flags: EngineFlags) -> int:
@@ -244,6 +262,14 @@ def _advice(loaded: int, free: int, fraction: float, tokens: int, length: int) -
             flag=f"--mem-fraction-static {min(0.99, round(least + 0.05, 3)):g}",
         ),
     )
+
+
+def _above(fraction: float, default: float) -> tuple[str, ...]:
+    """A fraction too small fails at start, one too large while serving."""
+    if fraction <= default:
+        return ()
+    text = f"{fraction:g} is above {default:g}, what SGLang would take: running out of memory while serving"
+    return (f"{text} (activations, CUDA graphs) means lower it",)
 
 
 def _notes(

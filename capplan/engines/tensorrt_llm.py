@@ -1,7 +1,7 @@
 """TensorRT-LLM's memory: the KV pool is a fraction of what is free after the model is loaded.
 
     pool   = f · (free after weights − peak of one full step)         f = 0.9
-    tokens = ⌊ pool / (block · bytes per token) ⌋ · block
+    tokens = ⌊ pool / (block · bytes per token) ⌋ · block        a draft's bytes per token count too
 
 Unlike vLLM's, the fraction is not of the total, and it holds KV alone: the pool takes what is left, needed
 or not.
@@ -16,7 +16,7 @@ from typing import Any
 
 from capplan import catalog
 from capplan.engines.plan import Advice, Band, EngineFlags, EnginePlan, Flag, Rule
-from capplan.engines.token_pool import dated_default, known_version, token_rate, tokens_in
+from capplan.engines.token_pool import dated_default, draft_rate, known_version, token_rate, tokens_in
 from capplan.engines.vllm_terms import layer_width, visible_bytes
 from capplan.specs import Gpu, Model
 from capplan.units import GIB, MIB
@@ -78,15 +78,16 @@ def plan(
     if free_bytes is None:
         low = min(pool, pool_bytes(visible - held - beside["high_mib"] * MIB, fraction))
         high = max(pool, pool_bytes(visible - held - beside["low_mib"] * MIB, fraction))
-    rate = token_rate(model, kv_bits=flags.kv_bits, tp=flags.tp, pp=flags.pp)
+    rate = token_rate(model, kv_bits=flags.kv_bits, tp=flags.tp, pp=flags.pp, stage=flags.stage)
     length = flags.max_model_len or model.max_context or tokens
     # States of the sequences that run together come before the blocks.
     states = 0 if not rate.state else min(batch, max(0, int(pool // (2 * rate.state)))) * rate.state
-    kv_tokens = tokens_in(pool - states, rate.total, block)
+    beside_rate = draft_rate(flags.draft, kv_bits=flags.kv_bits, tp=flags.tp)
+    kv_tokens = tokens_in(pool - states, rate.total + beside_rate if rate.total else 0, block)
     starts: bool | None = kv_tokens > 0
     if (low > 0) != (high > 0):
         starts = None
-    need = length * rate.total + rate.state
+    need = length * (rate.total + beside_rate) + rate.state
     return EnginePlan(
         engine="tensorrt-llm",
         version=version,

@@ -54,11 +54,18 @@ def plan(
 
     `gpu_memory_utilization` is --cuda-memory-fraction, `max_num_batched_tokens` --max-batch-prefill-tokens,
     `max_model_len` --max-total-tokens.
-    Errors: InputError for versions that are none or too old, pipeline stages, models without a KV cache.
+    Errors: InputError for versions that are none or too old, pipeline stages, draft models, models without a
+    KV cache.
     """
     version = known_version(flags.version, str(_profile()["newest"]))
     if flags.pp > 1:
         raise InputError("TGI has no pipeline stages", where="--pp", hint="--tp shards the model")
+    if flags.draft is not None:
+        raise InputError(
+            "TGI runs no draft model",
+            where="--draft-model",
+            hint="it speculates with Medusa heads or n-grams",
+        )
     fraction = flags.gpu_memory_utilization or float(_profile()["cuda_memory_fraction"])
     prefill = flags.max_num_batched_tokens or default("max_batch_prefill_tokens", version)
     block = flags.block_size or default("block_tokens", version)

@@ -8,13 +8,13 @@ keeps two. Recurrent states are held by sequence and are not in the rate.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 from capplan.engines.kv_groups import stage_layers
 from capplan.errors import InputError, shown
 from capplan.kv import kv_layout
-from capplan.specs import LayerGroup, Model
+from capplan.specs import Model
 
 Version = tuple[int, int, int]
 UNKNOWN: Final = "unknown"
@@ -36,8 +36,10 @@ class TokenRate:
         return self.full + self.sliding
 
 
-def token_rate(model: Model, *, kv_bits: float, tp: int = 1, pp: int = 1) -> TokenRate:
-    """The rate on the widest rank: heads divided by `tp`, layers by `pp` stages.
+def token_rate(
+    model: Model, *, kv_bits: float, tp: int = 1, pp: int = 1, stage: range | None = None
+) -> TokenRate:
+    """The rate on the widest rank: heads divided by `tp`, layers by `pp` stages; or on that of `stage`.
 
     Raises InputError for more stages than layers.
     """
@@ -45,17 +47,18 @@ def token_rate(model: Model, *, kv_bits: float, tp: int = 1, pp: int = 1) -> Tok
         raise InputError(
             f"{model.layers} layers cannot be cut into {pp} stages", where="--pp", hint="fewer stages"
         )
-    stages = [_stage(model, kv_bits, tp, stage) for stage in stage_layers(model.layers, pp)]
+    held = stage_layers(model.layers, pp) if stage is None else (stage,)
+    stages = [_stage(model, kv_bits, tp, layers) for layers in held]
     return max(stages, key=lambda rate: (rate.total, rate.state))
 
 
-def _stage(model: Model, kv_bits: float, tp: int, stage: range) -> TokenRate:
-    groups: list[LayerGroup] = []
-    for group in model.groups:
-        inside = tuple(index for index in group.indices if index in stage)
-        if inside:
-            groups.append(replace(group, indices=inside))
-    layout = kv_layout(replace(model, groups=tuple(groups)), kv_bits=kv_bits, tp=tp)
+def draft_rate(draft: Model | None, *, kv_bits: float, tp: int) -> float:
+    """Bytes that a draft keeps of a token on one rank; 0 without one."""
+    return 0.0 if draft is None else token_rate(draft, kv_bits=kv_bits, tp=tp).total
+
+
+def _stage(model: Model, kv_bits: float, tp: int, layers: range) -> TokenRate:
+    layout = kv_layout(model, kv_bits=kv_bits, tp=tp, layers=layers)
     full = sliding = 0.0
     window: int | None = None
     for entry in layout.groups:

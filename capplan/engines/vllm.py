@@ -5,25 +5,15 @@
 Weights and the fraction are exact; the other terms are vllm_terms over fitted numbers, with their band.
 """
 
-import math
-from collections.abc import Callable
 from dataclasses import replace
 
-from capplan.engines import vllm_terms
-from capplan.engines.kv_rules import NEWEST, VERIFIED, KvRules, rules_for
+from capplan.engines.kv_rules import VERIFIED
 from capplan.engines.plan import Advice, Band, EngineFlags, EnginePlan, Flag, Rule
-from capplan.engines.vllm_defaults import (
-    UNKNOWN,
-    Number,
-    beyond,
-    calibration,
-    facts,
-    number,
-    resolve,
-    since,
-)
-from capplan.engines.vllm_kv import KvPlan, plan_kv, state_limited_sequences
+from capplan.engines.vllm_defaults import UNKNOWN, beyond, calibration, facts
+from capplan.engines.vllm_kv import KvPlan, state_limited_sequences
+from capplan.engines.vllm_start import Planned
 from capplan.errors import InputError
+from capplan.formulas.search import largest
 from capplan.specs import Gpu, Model
 from capplan.units import GIB, format_gib
 
@@ -52,7 +42,7 @@ def plan(
     unknown = flags.version == UNKNOWN
     named = flags.version is not None and not unknown
     text = str(flags.version) if named else str(facts()["newest"])
-    made = _Planned(
+    made = Planned(
         model,
         flags=replace(flags, version=text),
         weights_bytes=weights_bytes,
@@ -68,130 +58,7 @@ def plan(
     return _answer(made, band, UNKNOWN if unknown else text, named)
 
 
-class _Planned:
-    """One set of flags worked out: its terms and pool; `at` works out a change."""
-
-    def __init__(
-        self,
-        model: Model,
-        *,
-        flags: EngineFlags,
-        weights_bytes: int,
-        extra_bytes: int,
-        total_bytes: int,
-        gpu: Gpu | None,
-        visible_bytes: int | None,
-        activation_bytes: int | None,
-        non_torch_bytes: int | None,
-    ) -> None:
-        self.model, self.asked, self.gpu = model, flags, gpu
-        self.weights, self.extra, self.total = weights_bytes, extra_bytes, total_bytes
-        self.given = (visible_bytes, activation_bytes, non_torch_bytes)
-        self.version: Number = number(flags.version or "")
-        self.visible = vllm_terms.visible_bytes(total_bytes) if visible_bytes is None else visible_bytes
-        self.flags = resolve(model, flags, version=self.version, visible_bytes=self.visible, gpu=gpu)
-        self.budget = int(self.number("gpu_memory_utilization") * self.visible)
-        self.graphs = 0 if flags.enforce_eager else vllm_terms.graph_bytes()
-        self.inside = since("graphs_in_fraction_since", self.version)
-        self.activation = activation_bytes
-        if self.activation is None:
-            self.activation = vllm_terms.activation_bytes(
-                model,
-                tokens=int(self.number("max_num_batched_tokens")),
-                sequences=0 if self.chunked_old() else int(self.number("max_num_seqs")),
-                tp=flags.tp,
-                version=self.version,
-                **({"programs": gpu.sm_count} if gpu is not None and gpu.sm_count else {}),
-            )
-        self.non_torch = (
-            vllm_terms.non_torch_bytes(flags.tp, self.version) if non_torch_bytes is None else non_torch_bytes
-        )
-        used = weights_bytes + extra_bytes + self.activation + self.non_torch
-        self.pool = self.budget - used - (self.graphs if self.inside else 0)
-
-    def chunked_old(self) -> bool:
-        """Whether this is chunked prefill before 0.8, whose profiling run ends before the sampler."""
-        long = self.number("max_model_len") > facts()["v0_chunked_beyond_tokens"]
-        return long and not since("v1_since", self.version)
-
-    def number(self, name: str) -> float:
-        """A numeric flag as resolved."""
-        return float(self.flags[name].value)
-
-    def at(self, **changes: object) -> "_Planned":
-        """The same with other flags."""
-        visible, activation, non_torch = self.given
-        return _Planned(
-            self.model,
-            flags=replace(self.asked, **changes),  # type: ignore[arg-type]
-            weights_bytes=self.weights,
-            extra_bytes=self.extra,
-            total_bytes=self.total,
-            gpu=self.gpu,
-            visible_bytes=visible,
-            activation_bytes=activation,
-            non_torch_bytes=non_torch,
-        )
-
-    def terms(self) -> dict[str, int]:
-        """The budget and what comes out of it."""
-        made = {"total": self.visible, "budget": self.budget, "weights": self.weights}
-        if self.extra:
-            made["extra"] = self.extra
-        made |= {"activation": self.activation or 0, "non_torch": self.non_torch}
-        made["cuda_graphs" if self.inside else "cuda_graphs_outside"] = self.graphs
-        return made
-
-    def band(self, others: list["_Planned"]) -> Band:
-        """The pool with the calibration's errors; wider in doubt, and over other versions' rules."""
-        fit = calibration()["pool_error"]
-        factor = fit["doubted"] if beyond(self.version) else 1.0
-        given = None not in self.given[1:]
-        low, high = (0.0, 0.0) if given else (fit["low"] * factor, fit["high"] * factor)
-        pools = [self.pool, *(other.pool for other in others)]
-        return Band(
-            value=self.pool,
-            low=min(pools) + round(low * self.budget),
-            high=max(pools) + round(high * self.budget),
-        )
-
-    def safe_fraction(self) -> float:
-        """The largest fraction, in hundredths, that leaves room for what lies outside it.
-
-        That is the process's own context, and CUDA graphs before 0.21.
-        """
-        outside = calibration()["process_bytes"] + (0 if self.inside else self.graphs)
-        return max(0, math.floor(100 * (1 - outside / self.visible)) / 100) if self.visible else 0.0
-
-    def low_pool(self) -> int:
-        """The pool at the lower end of its band."""
-        return self.band([]).low
-
-    def kv(self, pool: int) -> KvPlan:
-        """The pool in blocks, and the check for one request."""
-        return plan_kv(
-            self.model,
-            kv_bytes=pool,
-            max_model_len=int(self.number("max_model_len")),
-            kv_bits=self.asked.kv_bits,
-            tp=self.asked.tp,
-            pp=self.asked.pp,
-            block_size=int(self.number("block_size")),
-            max_num_batched_tokens=int(self.number("max_num_batched_tokens")),
-            rules=self.rules,
-        )
-
-    @property
-    def rules(self) -> KvRules:
-        """The KV layout's rules of this version."""
-        return NEWEST if beyond(self.version) else rules_for(".".join(map(str, self.version)))
-
-    def starts(self, pool: int) -> bool:
-        """Whether vLLM starts with that pool."""
-        return self.weights + self.extra <= self.visible and pool > 0 and self.kv(pool).starts
-
-
-def _answer(made: _Planned, band: Band, version: str, named: bool) -> EnginePlan:
+def _answer(made: Planned, band: Band, version: str, named: bool) -> EnginePlan:
     kv = made.kv(max(0, band.value))
     sure = {made.starts(band.low), made.starts(band.high)}
     starts = sure.pop() if len(sure) == 1 else None
@@ -216,15 +83,25 @@ def _answer(made: _Planned, band: Band, version: str, named: bool) -> EnginePlan
         advice=() if starts else _advice(made),
         rules=_rules(),
         notes=_notes(made, band, version, named),
-        more={"starts_at_estimate": at_value, "safe_gpu_memory_utilization": made.safe_fraction()},
+        more={
+            "starts_at_estimate": at_value,
+            "safe_gpu_memory_utilization": made.safe_fraction(),
+            "same_pool_gpu_memory_utilization": made.same_pool(),
+        },
     )
 
 
-def _reason(made: _Planned, pool: int, kv: KvPlan, longest: int | None) -> str:
+def _reason(made: Planned, pool: int, kv: KvPlan, longest: int | None) -> str:
     if made.weights + made.extra > made.visible:
         return (
             f"out of memory while loading weights: {format_gib(made.weights + made.extra)} of "
             f"{format_gib(made.visible)}"
+        )
+    if not made.free_at_start():
+        free = made.visible - calibration()["process_bytes"]
+        return (
+            f"about {format_gib(free)} is free when the process has started, less than the "
+            f"{format_gib(made.budget)} its fraction asks for"
         )
     if pool <= 0:
         return f"no memory for cache blocks: {format_gib(pool)} remain of the budget"
@@ -236,7 +113,7 @@ def _reason(made: _Planned, pool: int, kv: KvPlan, longest: int | None) -> str:
     return f"{text}; the longest that starts is {longest:,}" if longest else text
 
 
-def _safe_sequences(made: _Planned) -> int | None:
+def _safe_sequences(made: Planned) -> int | None:
     """Most sequences, up to those resolved, with which the lower end of the band starts."""
     now = int(made.number("max_num_seqs"))
     state = state_limited_sequences(made.kv(max(0, made.low_pool())))
@@ -249,23 +126,16 @@ def _safe_sequences(made: _Planned) -> int | None:
 
     if now < 1 or not holds(1):
         return None
-    if holds(now):
-        return now
-    return _largest(holds, now)
+    return now if holds(now) else largest(holds, limit=now, guess=now // 2)
 
 
-def _largest(holds: Callable[[int], bool], most: int) -> int:
-    """The largest number up to `most` that holds; 1 does."""
-    low, high = 1, most + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return low
-
-
-def _advice(made: _Planned) -> tuple[Advice, ...]:
+def _advice(made: Planned) -> tuple[Advice, ...]:
     """Single flags with which the lower end of the band starts, each with the pool after it."""
     tries: list[tuple[str, str, dict[str, object]]] = []
+    if not made.free_at_start():
+        fraction = made.safe_fraction()
+        flag = f"--gpu-memory-utilization {fraction:g}"
+        tries.append(("no more than is free", flag, {"gpu_memory_utilization": fraction}))
     low = made.low_pool()
     longest = made.kv(low).longest_model_len if low > 0 else None
     if longest is not None and longest < made.number("max_model_len"):
@@ -311,15 +181,20 @@ def _rules() -> tuple[Rule, ...]:
         Rule(
             rule="profiling peak: scheduled tokens through the widest layer, or max_num_seqs × vocabulary "
             "through the sampler",
-            verified="0.6–0.13 and 0.19",
+            verified="0.6–0.13 and 0.17–0.19",
             source=str(calibration().get("source", "start-up logs")),
+        ),
+        Rule(
+            rule="first start: torch.compile times kernels on a copy of the embeddings",
+            verified="read in 0.12, 0.14, 0.19 and 0.32; seen at work in one newer than 0.20",
+            source=source,
         ),
         Rule(rule="CUDA graphs inside the fraction from 0.21", verified="0.21–0.32", source=source),
         Rule(rule="KV groups, blocks, tokens, concurrency", verified=VERIFIED, source="vLLM's sources"),
     )
 
 
-def _notes(made: _Planned, band: Band, version: str, named: bool) -> tuple[str, ...]:
+def _notes(made: Planned, band: Band, version: str, named: bool) -> tuple[str, ...]:
     notes = []
     if version == UNKNOWN:
         notes.append("version unknown: newest rules, and a band over those of older versions")
@@ -329,13 +204,24 @@ def _notes(made: _Planned, band: Band, version: str, named: bool) -> tuple[str, 
         notes.append(f"vLLM {version} is newer than the rules ({facts()['newest']}): a wider band")
     elif made.version < (0, 6, 0):
         notes.append("rules of versions before 0.6 are not verified")
-    if made.model.towers:
+    if any(tower.role != "mtp" for tower in made.model.towers):
         notes.append("encoders are not in the profiling peak: their worst input may take more")
+    first = made.first_start_bytes()
+    if first:
+        notes.append(
+            f"a first start: compiling takes {format_gib(first)} more than the profiling run; a restart with "
+            "the compiled code at hand leaves it to the KV pool"
+        )
     outside = made.visible - made.budget
     if not made.inside and made.graphs and outside < made.graphs:
         notes.append(
             f"graphs are captured outside the fraction: about {format_gib(made.graphs)} of the "
             f"{format_gib(outside)} it leaves; too little may stop the start"
+        )
+    elif made.inside and made.number("gpu_memory_utilization") > made.safe_fraction() > 0:
+        notes.append(
+            f"{format_gib(outside)} lies outside the fraction: too little for the process and what capturing "
+            f"graphs takes beyond its estimate; {made.safe_fraction():g} is safer"
         )
     if band.low < band.value:
         notes.append(

@@ -10,22 +10,21 @@ It refuses to start where one such request does not fit into all blocks but one:
 Sources: vLLM's own `v1/core/kv_cache_utils.py`, `v1/kv_cache_interface.py`, `platforms/interface.py`,
 `models/config.py` and `distributed/utils.py`, read release by release from 0.8.5 to 0.32.0 on 2026-11-29.
 What changed when, and what was run, is in kv_rules.
-Not modelled: DeepSeek-V4's packed pages, decode context parallelism, draft models and speculative tokens
-(more state blocks and wider states), per-layer KV dtypes; with pp > 1 before 0.17, layers of unequal pages.
+Not modelled: DeepSeek-V4's packed pages, decode context parallelism, what speculative tokens add to states
+(more blocks, wider states), per-layer KV dtypes; with pp > 1 before 0.17, layers of unequal pages.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final
+import math
+from collections import Counter
+from dataclasses import dataclass, replace
 
-from capplan.engines.kv_groups import Group, group_layers, only_group, stage_layers
-from capplan.engines.kv_layers import Placed, as_full, placed_caches, with_state_pages
-from capplan.engines.kv_rules import NEWEST, CacheMode, KvRules
+from capplan.engines.kv_groups import Group, group_layers, only_group
+from capplan.engines.kv_layers import LayerCache, Placed, as_full, placed_caches, with_state_pages
+from capplan.engines.kv_question import LONGEST, KvQuestion, check_positive
+from capplan.engines.kv_rules import KvRules
 from capplan.errors import InputError
-from capplan.specs import Model
-
-LONGEST: Final = 2**40
-"""Lengths are not searched beyond this."""
+from capplan.formulas.search import largest
+from capplan.specs import Cache, Model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,12 +58,14 @@ class KvPool:
     """A model's caches in vLLM's groups, before any memory size is known.
 
     `bytes_per_block` is what one block takes on the rank where it takes most: its pages in the widest group.
-    That rank limits the blocks of all. `stages` are the layers of the pipeline stages.
+    That rank limits the blocks of all. `stages` are the layers of the pipeline stages, `held` the different
+    caches of each, with the bytes of their pages in all layers that have them.
     """
 
     groups: tuple[Group, ...]
     stages: tuple[range, ...]
     placed: tuple[Placed, ...]
+    held: tuple[tuple[tuple[LayerCache, int], ...], ...]
     bytes_per_block: int
     block_size: int
     in_flight: int
@@ -87,13 +88,30 @@ class KvPool:
             return self._group_blocks(self.groups[0], tokens) * self.bytes_per_block
         return max(
             sum(
-                entry.cache.page_bytes
-                * entry.cache.blocks(tokens, in_flight=self.in_flight, encoder_tokens=self.encoder_tokens)
-                for entry in self.placed
-                if entry.layer in stage
+                page_bytes
+                * cache.blocks(tokens, in_flight=self.in_flight, encoder_tokens=self.encoder_tokens)
+                for cache, page_bytes in held
             )
-            for stage in self.stages
+            for held in self.held
         )
+
+    def longest(self, free_bytes: int, *, near: int) -> int | None:
+        """The longest request that `free_bytes` hold, up to LONGEST; None where not even one token fits.
+
+        Lengths matter in whole blocks only, of which the search tries numbers. `near` is where it looks
+        first: the length that would fit if needs grew in proportion from there.
+        """
+        sizes = [entry.cache.block_size for entry in self.placed]
+        sizes += [cache.block_size for group in self.groups for cache in group.caches]
+        unit = math.gcd(*sizes) or 1
+        found = largest(
+            lambda blocks: self.need_bytes(blocks * unit) <= free_bytes,
+            limit=LONGEST // unit,
+            guess=near * max(0, free_bytes) // self.need_bytes(near) // unit,
+        )
+        if found == LONGEST // unit and self.need_bytes(LONGEST) <= free_bytes:
+            return LONGEST
+        return found * unit or None
 
     def _group_blocks(self, group: Group, tokens: int) -> int:
         return group.blocks(tokens, in_flight=self.in_flight, encoder_tokens=self.encoder_tokens)
@@ -111,62 +129,29 @@ class KvPool:
         return blocks // len(self.groups) * min(size or max_model_len for size in sizes)
 
 
-def kv_pool(
-    model: Model,
-    *,
-    kv_bits: float = 16,
-    tp: int = 1,
-    pp: int = 1,
-    block_size: int = 16,
-    max_num_batched_tokens: int = 2048,
-    steps_in_flight: int | None = None,
-    mamba_cache_mode: CacheMode | None = None,
-    encoder_tokens: int = 0,
-    hybrid: bool = True,
-    rules: KvRules = NEWEST,
-) -> KvPool:
+def kv_pool(model: Model, question: KvQuestion) -> KvPool:
     """The groups of a model's caches; see `plan_kv`."""
-    _check_positive(
-        tp=tp,
-        pp=pp,
-        block_size=block_size,
-        max_num_batched_tokens=max_num_batched_tokens,
-        kv_bits=kv_bits,
-        steps_in_flight=steps_in_flight,
-    )
-    if pp > model.layers:
-        raise InputError(
-            f"{model.layers} layers cannot be cut into {pp} stages", where="--pp", hint="fewer stages"
-        )
-    caches = [cache for group in model.groups for cache in group.layer.caches()]
+    question.check(model.layers)
+    rules = question.rules
+    parts = (model,) if question.draft is None else (model, question.draft)
+    caches = [cache for part in parts for group in part.groups for cache in group.layer.caches()]
     if not caches:
         raise InputError(
             f"{model.name} keeps nothing per sequence: there is no KV cache to lay out",
             where="--model",
             hint="only its weights and activations take memory",
         )
-    if encoder_tokens < 1 and any(cache.kind == "cross" for cache in caches):
+    if question.encoder_tokens < 1 and any(cache.kind == "cross" for cache in caches):
         raise InputError(
             f"{model.name} keeps the encoder's tokens: their number a request is not given",
             where="encoder_tokens",
             hint="1500 for Whisper",
         )
-    if all(cache.kind == "state" for cache in caches):
-        mamba_cache_mode = "none"  # Without attention there is no prefix caching.
-    mode = rules.mamba_cache_mode if mamba_cache_mode is None else mamba_cache_mode
-    placed = placed_caches(
-        model,
-        kv_bits=kv_bits,
-        tp=tp,
-        block_size=block_size,
-        state_blocks=2 if mode == "align" else 1,
-        checkpoints=rules.checkpoints if mode == "align" else frozenset(),
-    )
-    placed, block_size = with_state_pages(placed, block_size=block_size, mla_alignment=rules.mla_alignment)
+    placed, block_size = _placed(parts, question, caches)
     if not rules.chunks_known:
         placed = as_full(placed, kinds=("chunked",))
     chunked = any(cache.kind == "chunked" for cache in caches)
-    if hybrid and rules.groups and (rules.chunked_groups or not chunked):
+    if question.hybrid and rules.groups and (rules.chunked_groups or not chunked):
         groups = group_layers(
             placed,
             mixed_pages=rules.mixed_pages,
@@ -175,88 +160,93 @@ def kv_pool(
             pad=rules.pad,
         )
     else:
-        groups = only_group(as_full(placed), mixed_pages=rules.mixed_pages)
-    batches = steps_in_flight or (_batches_in_flight(pp) if rules.all_batches else 1)
-    stages = stage_layers(model.layers, pp)
+        # Before groups a draft had a cache of its own, of as many blocks.
+        own = question.draft is not None and not rules.groups
+        groups = only_group(as_full(placed), mixed_pages=rules.mixed_pages or own)
+    stages = question.stages(model.layers)
     return KvPool(
         groups=groups,
         stages=stages,
         placed=placed,
+        held=tuple(_held(placed, stage) for stage in stages),
         bytes_per_block=max(group.page_bytes(stage) for group in groups for stage in stages),
         block_size=block_size,
-        in_flight=batches * max_num_batched_tokens,
-        encoder_tokens=encoder_tokens,
+        in_flight=question.in_flight,
+        encoder_tokens=question.encoder_tokens,
         rules=rules,
     )
 
 
-def _check_positive(**values: float | None) -> None:
-    for name, value in values.items():
-        if value is not None and not 0 < value < LONGEST:
-            raise InputError(
-                f"{value} is no positive number", where=f"--{name.replace('_', '-')}", hint="1 or more"
-            )
+def _placed(
+    parts: tuple[Model, ...], question: KvQuestion, caches: list[Cache]
+) -> tuple[tuple[Placed, ...], int]:
+    """The caches of every layer, a draft's after the model's, and the tokens a block holds."""
+    rules, mode = question.rules, question.mamba_cache_mode
+    if all(cache.kind == "state" for cache in caches):
+        mode = "none"  # Without attention there is no prefix caching.
+    mode = rules.mamba_cache_mode if mode is None else mode
+    placed: list[Placed] = []
+    first = 0
+    for part in parts:
+        made = placed_caches(
+            part,
+            kv_bits=question.kv_bits,
+            tp=question.tp if part is parts[0] else question.draft_tp or question.tp,
+            block_size=question.block_size,
+            state_blocks=2 if mode == "align" else 1,
+            checkpoints=rules.checkpoints if mode == "align" else frozenset(),
+            latents=rules.latents,
+        )
+        placed += [replace(entry, layer=entry.layer + first) for entry in made]
+        first += part.layers
+    return with_state_pages(placed, block_size=question.block_size, mla_alignment=rules.mla_alignment)
 
 
-def _batches_in_flight(pp: int) -> int:
-    """Steps scheduled before the oldest is settled: one a stage, and one more with async scheduling.
-
-    Holds for: async scheduling, the default since 0.14. Not for: 0.26–0.28 with pp > 1 on the older model
-    runner, which has pp.
-    """
-    return pp + 1
+def _held(placed: tuple[Placed, ...], stage: range) -> tuple[tuple[LayerCache, int], ...]:
+    layers = Counter(entry.cache for entry in placed if entry.layer in stage)
+    return tuple((cache, cache.page_bytes * count) for cache, count in layers.items())
 
 
 def plan_kv(
     model: Model,
+    question: KvQuestion,
     *,
     kv_bytes: int,
     max_model_len: int,
-    kv_bits: float = 16,
-    tp: int = 1,
-    pp: int = 1,
-    block_size: int = 16,
-    max_num_batched_tokens: int = 2048,
-    steps_in_flight: int | None = None,
-    mamba_cache_mode: CacheMode | None = None,
-    encoder_tokens: int = 0,
-    hybrid: bool = True,
     num_gpu_blocks_override: int | None = None,
-    rules: KvRules = NEWEST,
 ) -> KvPlan:
     """What vLLM makes of `kv_bytes` of KV memory on each rank.
 
-    `kv_bits` is the width of a stored element (8 for fp8), `block_size` the attention backend's (16; 64 for
-    MLA in fp8 and sparse MLA on FlashMLA, whose fp8 rows carry scales). `hybrid` False is
-    --disable-hybrid-kv-cache-manager, which a KV connector without support for it forces too.
-    `steps_in_flight` None: as async scheduling, the default, has them. `mamba_cache_mode` None: the version's
-    default; "none" with --no-enable-prefix-caching. `encoder_tokens` is what cross attention keeps a request.
-    With `pp` every rank has `kv_bytes` and the widest is reported; vLLM's message names the first that fails.
     Errors: InputError for values that cannot be used and models vLLM cannot hold.
     Example: Llama-3.1-8B, 10 GiB, blocks of 16 tokens of 131,072 B: 5,120 blocks, 81,920 tokens.
     """
-    _check_positive(max_model_len=max_model_len, num_gpu_blocks_override=num_gpu_blocks_override)
-    pool = kv_pool(
-        model,
-        kv_bits=kv_bits,
-        tp=tp,
-        pp=pp,
-        block_size=block_size,
-        max_num_batched_tokens=max_num_batched_tokens,
-        steps_in_flight=steps_in_flight,
-        mamba_cache_mode=mamba_cache_mode,
-        encoder_tokens=encoder_tokens,
-        hybrid=hybrid,
-        rules=rules,
+    check_positive(max_model_len=max_model_len, num_gpu_blocks_override=num_gpu_blocks_override)
+    return plan_pool(
+        kv_pool(model, question),
+        kv_bytes=kv_bytes,
+        max_model_len=max_model_len,
+        num_gpu_blocks_override=num_gpu_blocks_override,
     )
+
+
+def plan_pool(
+    pool: KvPool, *, kv_bytes: int, max_model_len: int, num_gpu_blocks_override: int | None = None
+) -> KvPlan:
+    """The same for a layout that is worked out already."""
     page = pool.bytes_per_block
+    if not page:
+        raise InputError(
+            "a rank's layers keep no cache of their own: they read that of layers elsewhere",
+            where="--pp",
+            hint="fewer pipeline stages",
+        )
     if num_gpu_blocks_override is not None:
         kv_bytes = num_gpu_blocks_override * page
     blocks = max(0, kv_bytes) // page
-    free = kv_bytes - (page if rules.spare_block else 0)
+    free = kv_bytes - (page if pool.rules.spare_block else 0)
     request = pool.blocks_of_request(max_model_len)
     concurrency = blocks / request
-    if not rules.whole_blocks:
+    if not pool.rules.whole_blocks:
         concurrency = blocks * pool.block_size / max_model_len
     need = pool.need_bytes(max_model_len)
     return KvPlan(
@@ -268,25 +258,11 @@ def plan_kv(
         max_concurrency=concurrency,
         starts=free > 0 and need <= free,
         need_bytes=need,
-        longest_model_len=_longest(lambda tokens: free > 0 and pool.need_bytes(tokens) <= free),
+        longest_model_len=pool.longest(free, near=max_model_len) if free > 0 else None,
         layers=_described(pool.placed),
         state_blocks=pool.state_blocks,
         request_blocks=request,
     )
-
-
-def _longest(fits: Callable[[int], bool]) -> int | None:
-    """The largest length up to LONGEST that fits, where a longer one never fits if a shorter one does not."""
-    if not fits(1):
-        return None
-    low, high = 1, LONGEST + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        if fits(middle):
-            low = middle
-        else:
-            high = middle
-    return low
 
 
 def state_limited_sequences(plan: KvPlan) -> int | None:

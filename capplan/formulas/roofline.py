@@ -4,7 +4,7 @@ Every function is keyword-only. Peaks are dense; times are seconds, rates are pe
 """
 
 
-def gemm_flop(*, m: int, n: int, k: int) -> float:
+def gemm_flop(*, m: float, n: int, k: int) -> float:
     """Work of an (m × k) · (k × n) product, in FLOP.
 
         2 · m · n · k
@@ -16,7 +16,7 @@ def gemm_flop(*, m: int, n: int, k: int) -> float:
     return 2 * m * n * k
 
 
-def gemm_bytes(*, m: int, n: int, k: int, weight_bits: float, activation_bits: float = 16) -> float:
+def gemm_bytes(*, m: float, n: int, k: int, weight_bits: float, activation_bits: float = 16) -> float:
     """Least memory traffic of that product: weights, input and output once each, in bytes.
 
         (n · k · weight_bits + m · (k + n) · activation_bits) / 8

@@ -28,6 +28,7 @@ def mla_block(decoder: DecoderKeys, index: int, path: str) -> Mla:
         index_width=keys.integer("index_head_dim", default=128),
         indexer=index_heads > 0 and _owns_indexer(decoder, index),
         index_pool=keys.optional_integer("index_kpool", high=4096),
+        selected=keys.optional_integer("index_topk") if index_heads else None,
         gate=gate or full,
         gate_name="gate_proj" if full else "g_proj",
         sinks=decoder.switch(decoder.arch.sinks),
@@ -84,5 +85,6 @@ def compressed_block(decoder: DecoderKeys, index: int) -> CompressedAttention:
         ratio=ratio,
         index_heads=keys.integer("index_n_heads") if indexed else 0,
         index_width=keys.integer("index_head_dim") if indexed else 0,
+        selected=keys.optional_integer("index_topk") if indexed else None,
         path=decoder.arch.attention_path,
     )

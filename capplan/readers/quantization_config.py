@@ -142,6 +142,7 @@ def _fp8_tensor(extra: int) -> Format:
         group_shape="tensor",
         extra_bytes_per_tensor=extra,
         activation_bits=8,
+        arithmetic="fp8",
     )
 
 
@@ -155,10 +156,11 @@ def _fp8_block(rows: int, cols: int) -> Format:
         block_cols=cols,
         scale_bits=32,
         activation_bits=8,
+        arithmetic="fp8",
     )
 
 
-def _channel(bits: int, name: str) -> Format:
+def _channel(bits: int, name: str, arithmetic: str = "int8") -> Format:
     return _format(
         f"{name}-channel",
         f"{name}, one scale a row",
@@ -166,11 +168,12 @@ def _channel(bits: int, name: str) -> Format:
         group_shape="channel",
         scale_bits=16,
         activation_bits=bits,
+        arithmetic=arithmetic if bits == 8 else "16-bit",
     )
 
 
 def _fbgemm(keys: Keys) -> Rules:
-    return ((ALL_LINEAR, _channel(8, "fp8")),)
+    return ((ALL_LINEAR, _channel(8, "fp8", "fp8")),)
 
 
 def _mx(keys: Keys) -> Format:
@@ -214,6 +217,8 @@ def _weights_format(keys: Keys, weights: Keys, activations: Keys | None) -> Form
             group=16,
             scale_bits=8,
             extra_bytes_per_tensor=4 if activations is None else 8,
+            activation_bits=16 if activations is None else 4,
+            arithmetic="16-bit" if activations is None else "fp4",
         )
     if kind not in ("float", "int"):
         raise weights.fail("type", f"{shown(kind)} is not understood", "float or int")
@@ -223,7 +228,7 @@ def _weights_format(keys: Keys, weights: Keys, activations: Keys | None) -> Form
     if strategy == "channel":
         if activations is None and kind == "int":
             return _grouped(keys, name, bits, -1, zeros=not symmetric, extra=16)
-        return _channel(bits, name)
+        return _channel(bits, name, "fp8" if kind == "float" else "int8")
     if strategy in ("block", "tensor") and bits != 8:
         raise weights.fail("num_bits", f"{bits} with one scale a {strategy} is not understood", "8 bits")
     if strategy == "block":
@@ -295,7 +300,7 @@ def _modelopt_format(keys: Keys, algorithm: str) -> Format:
     if algorithm in ("FP8", "FP8_PER_TENSOR"):
         return _fp8_tensor(8)
     if algorithm in ("FP8_PER_CHANNEL_PER_TOKEN", "FP8_PC_PT"):
-        return _channel(8, "fp8")
+        return _channel(8, "fp8", "fp8")
     if algorithm in ("FP8_PB_WO", "FP8_BLOCK_SCALES", "FP8_PB"):
         return _fp8_block(128, 128)
     if algorithm in ("NVFP4", "W4A8_NVFP4_FP8", "NVFP4_AWQ", "W4A16_NVFP4"):
@@ -307,6 +312,8 @@ def _modelopt_format(keys: Keys, algorithm: str) -> Format:
             group=16,
             scale_bits=8,
             extra_bytes_per_tensor=8,
+            activation_bits=16 if "A16" in algorithm else 4,
+            arithmetic="16-bit" if "A16" in algorithm else "fp4",
         )
     if algorithm in ("W4A16_AWQ", "W4A8_AWQ"):
         group = keys.integer("group_size", default=128)

@@ -13,15 +13,33 @@ class Parts:
         self.role = role
         self.made: list[Tensor] = []
 
-    def add(self, name: str, *shape: int, copies: int = 1) -> None:
-        """A tensor, `copies` times."""
-        self.made.append(Tensor(name=name, role=self.role, shape=shape, copies=copies, active_copies=copies))
+    def add(self, name: str, *shape: int, copies: int = 1, axis: int | None = None) -> None:
+        """A tensor, `copies` times; `axis` is the one cut over ranks, None where each holds it whole."""
+        self.made.append(
+            Tensor(
+                name=name,
+                role=self.role,
+                shape=shape,
+                copies=copies,
+                active_copies=copies,
+                split_axis=axis,
+                split_units=1 if axis is None else shape[axis],
+            )
+        )
 
-    def linear(self, name: str, rows: int, *cols: int, bias: bool = True, copies: int = 1) -> None:
-        """A linear or convolution weight (rows, *cols) with its bias."""
-        self.add(name, rows, *cols, copies=copies)
+    def linear(
+        self,
+        name: str,
+        rows: int,
+        *cols: int,
+        bias: bool = True,
+        copies: int = 1,
+        axis: int | None = None,
+    ) -> None:
+        """A linear or convolution weight (rows, *cols) with its bias, which is cut with the rows."""
+        self.add(name, rows, *cols, copies=copies, axis=axis)
         if bias:
-            self.add(f"{name}.bias", rows, copies=copies)
+            self.add(f"{name}.bias", rows, copies=copies, axis=0 if axis == 0 else None)
 
     def norm(self, name: str, width: int, *, bias: bool, copies: int = 1) -> None:
         """Norms of `width`: weight, and bias where it is a LayerNorm."""
@@ -44,20 +62,20 @@ class Parts:
         norm_bias: bool = True,
         head_norms: int = 0,
     ) -> None:
-        """`layers` equal transformer encoder layers."""
+        """`layers` equal transformer encoder layers, cut over ranks as a decoder's: heads and FFN columns."""
         inner = attention_width or width
         for name, rows, bias in (
             ("q", inner, attention_bias),
             ("k", kv_width or inner, attention_bias and k_bias),
             ("v", kv_width or inner, attention_bias),
         ):
-            self.linear(f"blocks.{name}", rows, width, bias=bias, copies=layers)
+            self.linear(f"blocks.{name}", rows, width, bias=bias, copies=layers, axis=0)
         o_has_bias = attention_bias if o_bias is None else o_bias
-        self.linear("blocks.proj", width, inner, bias=o_has_bias, copies=layers)
+        self.linear("blocks.proj", width, inner, bias=o_has_bias, copies=layers, axis=1)
         if gated:
-            self.linear("blocks.gate_proj", ffn, width, bias=mlp_bias, copies=layers)
-        self.linear("blocks.fc1", ffn, width, bias=mlp_bias, copies=layers)
-        self.linear("blocks.fc2", width, ffn, bias=mlp_bias, copies=layers)
+            self.linear("blocks.gate_proj", ffn, width, bias=mlp_bias, copies=layers, axis=0)
+        self.linear("blocks.fc1", ffn, width, bias=mlp_bias, copies=layers, axis=0)
+        self.linear("blocks.fc2", width, ffn, bias=mlp_bias, copies=layers, axis=1)
         self.norm("blocks.norms", width, bias=norm_bias, copies=norms * layers)
         if head_norms:
             self.norm("blocks.qk_norms", head_norms, bias=False, copies=2 * layers)

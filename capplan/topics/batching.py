@@ -1,8 +1,8 @@
-"""Topics on batching, queues and cost."""
+"""Topics on batching and queues."""
 
 from typing import Final
 
-from capplan.formulas import cost, memory, queueing, roofline
+from capplan.formulas import memory, queueing, roofline
 from capplan.topics.topic import Line, Topic, topic
 
 _STRAGGLER: Final = (20, 600)
@@ -83,34 +83,5 @@ BATCHING: Final[tuple[Topic, ...]] = (
         _cold_start,
         holds="reading the weights alone; provisioning, compiling and warm-up come on top.",
         aliases=("model-loading", "autoscaling"),
-    ),
-    topic(
-        "cost",
-        "Cost = G × H × R",
-        (cost.cost_usd,),
-        lambda: (
-            Line(
-                "8 GPUs for a month of 730 h at 3 USD",
-                cost.cost_usd(gpus=8, hours=730, usd_per_gpu_hour=3),
-                "USD",
-            ),
-            Line("the same at 5 USD", cost.cost_usd(gpus=8, hours=730, usd_per_gpu_hour=5), "USD"),
-        ),
-        aliases=("g-h-r", "gpu-hours", "fleet-cost"),
-    ),
-    topic(
-        "cost-per-token",
-        "Cost of a million tokens",
-        (cost.usd_per_million_token,),
-        lambda: (
-            Line("3 USD/h at 15 tokens/s", cost.usd_per_million_token(usd_per_hour=3, token_per_s=15), "USD"),
-            Line("5 USD/h at 15 tokens/s", cost.usd_per_million_token(usd_per_hour=5, token_per_s=15), "USD"),
-            Line(
-                "3 USD/h at 1,500 tokens/s",
-                cost.usd_per_million_token(usd_per_hour=3, token_per_s=1500),
-                "USD",
-            ),
-        ),
-        aliases=("usd-per-million-token", "idle-gpu"),
     ),
 )

@@ -153,7 +153,9 @@ def pool_tokens(layout: KvLayout, pool_gib: float, block_size: int = 16) -> int:
 def longest_context(layout: KvLayout, pool_gib: float) -> int:
     """Longest context of one user, found by search over the per-layer rules."""
     demand = Demand(layout=layout, users=1, context=1, block_size=1, prefix_shared=0, max_context=None)
-    return demand.longest_context(int(pool_gib * GIB))
+    found = demand.longest_context(int(pool_gib * GIB))
+    assert found is not None  # nothing but the pool bounds it
+    return found
 
 
 def _capacity(row: oracles.Row, layout: KvLayout) -> CapacityRow:

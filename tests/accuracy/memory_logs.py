@@ -19,10 +19,12 @@ from typing import Final
 
 from capplan import catalog, model_source
 from capplan.engines import vllm, vllm_terms
+from capplan.engines.kv_question import KvQuestion
 from capplan.engines.kv_rules import NEWEST, rules_for
 from capplan.engines.plan import EngineFlags, EnginePlan
 from capplan.engines.vllm_defaults import UNKNOWN, facts, number, since
 from capplan.engines.vllm_kv import KvPlan, plan_kv
+from capplan.engines.vllm_terms import Rank
 from capplan.errors import CapplanError
 from capplan.specs import Format, Gpu, Model
 from capplan.units import GIB
@@ -82,10 +84,7 @@ class Start:
         """Blocks, tokens and concurrency of a pool of that size."""
         version = version_of(self.row)
         length = self.flags.max_model_len or self.model.max_context or 1
-        return plan_kv(
-            self.model,
-            kv_bytes=pool_bytes,
-            max_model_len=length,
+        question = KvQuestion(
             kv_bits=self.flags.kv_bits,
             tp=self.flags.tp,
             pp=self.flags.pp,
@@ -93,6 +92,7 @@ class Start:
             max_num_batched_tokens=int(self.plan().flag("max_num_batched_tokens").value),
             rules=NEWEST if version is None else rules_for(version),
         )
+        return plan_kv(self.model, question, kv_bytes=pool_bytes, max_model_len=length)
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -205,6 +205,9 @@ def fit(rows: Iterable[Row]) -> dict[str, float]:
         "driver_keeps_bytes": statistics.median(size for size in kept if size > 0),
         "sampler_bytes_with_sort": statistics.median(_sorted_logits(starts)),
         "one_rank_bytes": statistics.median(_terms(starts, "non_torch_gib", several=False)),
+        "one_rank_recent_bytes": statistics.median(
+            _terms([start for start in starts if _recent(start)], "non_torch_gib", several=False)
+        ),
         "several_ranks_bytes": statistics.median(_terms(starts, "non_torch_gib", several=True)),
         "cuda_graph_bytes": statistics.median(
             size
@@ -258,6 +261,10 @@ def _terms(starts: Sequence[Start], column: str, *, several: bool) -> list[float
     ]
 
 
+def _recent(start: Start) -> bool:
+    return Rank.of(start.gpu, tp=1, compiles=False, embeds=True).recent
+
+
 def _sorted_logits(starts: Sequence[Start]) -> list[float]:
     """Bytes a logit took at the peak, where the peak is the sampler's and it sorts."""
     made = []
@@ -269,7 +276,7 @@ def _sorted_logits(starts: Sequence[Start]) -> list[float]:
         plan = start.plan()
         tokens, sequences = (plan.flag(name).value for name in ("max_num_batched_tokens", "max_num_seqs"))
         own = vllm_terms.activation_bytes(
-            start.model, tokens=int(tokens), sequences=0, tp=start.flags.tp, version=version
+            start.model, tokens=int(tokens), sequences=0, rank=Rank(tp=start.flags.tp), version=version
         )
         if logged * GIB > 1.1 * own:
             hidden = int(tokens) * 2 * start.model.hidden

@@ -133,6 +133,10 @@ def qwen35(layers: int, hidden: int, heads: int, kv_heads: int, value_heads: int
 
 
 QWEN36_27B = qwen35(64, 5120, 24, 4, 48)
+QWEN36_35B_A3B = qwen35(
+    40, 2048, 16, 2, 32, num_experts=256, num_experts_per_tok=8, moe_intermediate_size=512,
+    shared_expert_intermediate_size=512,
+)  # fmt: skip
 QWEN35_122B_A10B = qwen35(
     48, 3072, 32, 2, 64, num_experts=256, num_experts_per_tok=8, moe_intermediate_size=1024,
     shared_expert_intermediate_size=1024,

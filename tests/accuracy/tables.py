@@ -8,11 +8,18 @@ from collections.abc import Iterable
 
 from tests.accuracy import (
     oracles,
+    serving_tables,
+    speed_tables,
     test_cases_behaviour,
+    test_cases_cost,
+    test_cases_device,
+    test_cases_engines,
     test_cases_kv,
+    test_cases_llamacpp,
     test_cases_vllm,
     test_cases_weights,
     test_cases_windows,
+    test_cases_yaml,
 )
 from tests.accuracy.cases import FieldCase, cases_in
 from tests.accuracy.cases_left import LEFT, PARTLY
@@ -34,13 +41,31 @@ BEGIN, END = "<!-- accuracy:begin -->", "<!-- accuracy:end -->"
 def covered() -> dict[str, FieldCase]:
     """Every field case with a test."""
     return cases_in(
-        test_cases_kv, test_cases_windows, test_cases_weights, test_cases_behaviour, test_cases_vllm
+        test_cases_behaviour,
+        test_cases_cost,
+        test_cases_device,
+        test_cases_engines,
+        test_cases_kv,
+        test_cases_llamacpp,
+        test_cases_vllm,
+        test_cases_weights,
+        test_cases_windows,
+        test_cases_yaml,
     )
 
 
 def markdown() -> str:
     """All tables, as they stand between the README's markers."""
-    sections = (_parameters(), _kv_cache(), _ranks(), _checkpoints(), _cases())
+    sections = (
+        _parameters(),
+        _kv_cache(),
+        _ranks(),
+        _checkpoints(),
+        speed_tables.kernel_lines(),
+        speed_tables.lone_lines(),
+        serving_tables.markdown().rstrip().splitlines(),
+        _cases(),
+    )
     return "\n\n".join("\n".join(section) for section in sections) + "\n"
 
 

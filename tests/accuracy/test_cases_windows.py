@@ -2,6 +2,9 @@
 
 import pytest
 
+from capplan.engines.kv_question import KvQuestion
+from capplan.engines.kv_rules import rules_for
+from capplan.engines.vllm_kv import kv_pool, plan_kv
 from capplan.formulas import memory
 from capplan.units import GIB, KIB, MIB
 from tests.accuracy import shapes
@@ -34,20 +37,46 @@ def test_bc_002_chunked_layers_hold_a_chunk_not_a_million_tokens(case: FieldCase
 @field_case(
     "bc-023",
     "mitchross/talos-argocd-proxmox#1995",
-    {"kv_bytes_per_token_all_gpus": 32768, "attention_kv_gib": (9.24, 0.01)},
+    {
+        "kv_bytes_per_token_all_gpus": 32768,
+        "attention_kv_gib": (9.24, 0.01),
+        "state_and_padding_gib": (0.74, 0.15),
+        "blocks_for_262144": 168,
+    },
 )
 def test_bc_023_only_the_attention_layers_grow(case: FieldCase) -> None:
     layout = shapes.layout(shapes.QWEN36_27B, kv_dtype="fp8")
+    pool = int(4.99 * GIB)
+    # The tokens logged, to the token, by the rules of 0.26 to 0.28.
+    kv = plan_kv(
+        shapes.read(shapes.QWEN36_27B),
+        KvQuestion(kv_bits=8, tp=2, max_num_batched_tokens=8192, rules=rules_for("0.26.0")),
+        kv_bytes=pool,
+        max_model_len=131072,
+    )
+    assert (kv.tokens, kv.block_size, round(kv.max_concurrency, 2)) == (302921, 1568, 2.31)
     case.check("kv_bytes_per_token_all_gpus", layout.bytes_per_token)
-    case.check("attention_kv_gib", 302921 * layout.bytes_per_token / GIB)
+    case.check("attention_kv_gib", kv.tokens * layout.bytes_per_token / GIB)
+    case.check("state_and_padding_gib", (2 * pool - kv.tokens * layout.bytes_per_token) / GIB)
+    case.check("blocks_for_262144", -(-262144 // kv.block_size))
+    assert (kv.longest_model_len or 0) > 262144
 
 
 @field_case(
     "bc-064",
     "alvarobartt/hf-mem#70",
-    {"kv_gib_window_exact": (6.09, 0.005), "kv_gib_all_full": (12.0, 0.001)},
+    {
+        "kv_gib_window_exact": (6.09, 0.005),
+        "kv_gib_all_full": (12.0, 0.001),
+        "kv_gib_engine_rule_2048_batched": (7.61, 0.02),
+        "kv_gib_engine_rule_8192_batched": (12.01, 0.02),
+    },
 )
 def test_bc_064_window_against_all_full(case: FieldCase) -> None:
+    for batched in (2048, 8192):
+        question = KvQuestion(max_num_batched_tokens=batched, rules=rules_for("0.11.0"))
+        pool = kv_pool(shapes.read(shapes.GPT_OSS_20B), question)
+        case.check(f"kv_gib_engine_rule_{batched}_batched", 32 * pool.request_bytes(8192) / GIB)
     layout = shapes.layout(shapes.GPT_OSS_20B)
     case.check("kv_gib_window_exact", 32 * layout.sequence_bytes(8192) / GIB)
     # As an engine reserves it that keeps every token in every layer.
@@ -143,9 +172,12 @@ def test_bc_102_sixteen_of_64_layers(case: FieldCase) -> None:
     {
         "kv_gib_all_full": (2.88, 0.001),
         "kv_gib_window_4096": (2.16, 0.001),
+        "formula_gib": (0.92, 0.001),
     },
 )
 def test_bc_106_layers_counted_and_windows_kept(case: FieldCase) -> None:
+    # The script's own: no layers, the width times the heads it had (16), 6.56 bits; as the report rounds.
+    case.check("formula_gib", round(2 * 8192 * 4608 * 16 * 6.56 / 8 / GIB, 2))
     layout = shapes.layout(shapes.GEMMA_2_27B)
     case.check("kv_gib_all_full", round(layout.bytes_per_token * 8192 / GIB, 2))
     case.check("kv_gib_window_4096", round(layout.sequence_bytes(8192) / GIB, 2))

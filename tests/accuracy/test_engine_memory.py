@@ -28,6 +28,12 @@ RUN = oracles.DATA / "vllm_runs" / "rtx4090_llama-3.1-8b" / "meta.json"
 # Not refused by the engine's own check: memory ran out while loading or capturing, or was held by others.
 NOT_A_REFUSAL = re.compile(r"OOM (during|in|while)|other process|resident|another process|failed to run")
 
+# Notes that do not say what failed, and what their threads say: memory ran out, no check refused.
+RAN_OUT_BY_THREAD = {
+    "github thread vllm-project/vllm#2348": "CUDA error: out of memory, at a fraction of 1",
+    "github thread QwenLM/Qwen3-VL#1684": "out of memory with a worst-case video; a shorter context starts",
+}
+
 pytestmark = pytest.mark.usefixtures("data")
 
 
@@ -136,6 +142,7 @@ def test_tokens_and_concurrency_of_a_printed_pool(capsys: pytest.CaptureFixture[
 
 def test_starts_or_refuses(capsys: pytest.CaptureFixture[str]) -> None:
     matrix: Counter[tuple[str, str]] = Counter()
+    ran_out: Counter[str] = Counter()
     wrong = []
     for start in starts():
         refused = start.row["oom"] == "y"
@@ -143,6 +150,10 @@ def test_starts_or_refuses(capsys: pytest.CaptureFixture[str]) -> None:
             continue
         plan = start.plan()
         says = bool(plan.more["starts_at_estimate"])
+        if start.row["source"] in RAN_OUT_BY_THREAD:
+            ran_out["starts" if says else "refuses"] += 1
+            wrong.append(f"  {name(start)}: {RAN_OUT_BY_THREAD[start.row['source']]}")
+            continue
         matrix["refused" if refused else "started", "starts" if says else "refuses"] += 1
         if says == refused:
             wrong.append(f"  {name(start)}: {'refused' if refused else 'started'}, {start.row['notes'][:70]}")
@@ -150,11 +161,13 @@ def test_starts_or_refuses(capsys: pytest.CaptureFixture[str]) -> None:
     told(
         f"starts or refuses: right {right} / {matrix.total()}; "
         + ", ".join(f"{a}, planned {b}: {count}" for (a, b), count in sorted(matrix.items()))
-        + "\n"
+        + f"; out of memory without a check, planned as starting: {ran_out['starts']} / {ran_out.total()}\n"
         + "\n".join(wrong),
         capsys,
     )
-    assert right / matrix.total() >= 0.8
+    assert right / matrix.total() >= 0.9
+    refusals = matrix["refused", "starts"] + matrix["refused", "refuses"]
+    assert matrix["refused", "refuses"] / refusals >= 0.8
     started = matrix["started", "starts"] + matrix["started", "refuses"]
     assert matrix["started", "starts"] / started >= 0.9
 
@@ -199,7 +212,7 @@ def test_a_4090_of_0_19(capsys: pytest.CaptureFixture[str]) -> None:
         f"RTX 4090, 0.19.0: {plan.kv.num_blocks:,} blocks for {cache['num_gpu_blocks']:,} ({error:+.1%})",
         capsys,
     )
-    assert abs(error) <= 0.08
+    assert abs(error) <= 0.03
     pool = cache["num_gpu_blocks"] * plan.kv.page_bytes
     assert plan.kv_pool.low <= pool <= plan.kv_pool.high
 

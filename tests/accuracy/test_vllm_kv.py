@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 
+from capplan.engines.kv_question import KvQuestion
 from capplan.engines.vllm_kv import KvPlan, plan_kv
 from capplan.specs import Model
 from capplan.units import GIB
@@ -23,14 +24,17 @@ def plan_of(row: Row) -> KvPlan:
     """The plan of a row. The attention backend was forced: blocks of 16, MLA in fp8 of 64 tokens."""
     model = oracles.model_of(row)
     latents = "MLAAttention" in row["layers"]
-    return plan_kv(
-        model,
-        kv_bytes=int(row["kv_gib_per_rank"]) * GIB,
-        max_model_len=int(row["max_model_len"]),
+    question = KvQuestion(
         kv_bits=kv_bits(model, row["kv_dtype"]),
         tp=int(row["tp"]),
         block_size=64 if latents and row["kv_dtype"].startswith("fp8") else 16,
         max_num_batched_tokens=int(row["max_num_batched_tokens"]),
+    )
+    return plan_kv(
+        model,
+        question,
+        kv_bytes=int(row["kv_gib_per_rank"]) * GIB,
+        max_model_len=int(row["max_model_len"]),
     )
 
 

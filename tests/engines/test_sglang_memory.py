@@ -146,3 +146,24 @@ def test_versions(version: str) -> None:
 def test_more_stages_than_layers() -> None:
     with pytest.raises(InputError, match="stages"):
         planned(pp=33)
+
+
+def test_a_drafts_cache_shares_the_token_count() -> None:
+    draft = model_source.load("llama-3.2-1b")
+    alone = planned(version="0.5.23")
+    new, old = (planned(version=version, draft=draft) for version in ("0.5.23", "0.5.10"))
+    # 131,072 B a token of the model, 2 · 16 · 8 · 64 · 2 = 32,768 of the draft: 4/5 of the tokens.
+    assert new.kv_tokens == pytest.approx((alone.kv_tokens or 0) * 4 / 5, abs=1)
+    assert "draft_kv_cache_outside" not in new.terms
+    assert old.terms["draft_kv_cache_outside"] == (old.kv_tokens or 0) * 32768
+
+
+def test_the_interval_of_fractions() -> None:
+    plan = planned()
+    least, most = (plan.more[f"mem_fraction_static_{end}"] for end in ("from", "to"))
+    assert most == plan.flag("mem_fraction_static").value
+    assert planned(gpu_memory_utilization=least - 0.02).starts is False
+    assert planned(gpu_memory_utilization=least + 0.02).starts is True
+    assert any("lower it" in note for note in planned(gpu_memory_utilization=most + 0.05).notes)
+    assert not any("lower it" in note for note in plan.notes)
+    assert planned(total=12).more["mem_fraction_static_from"] is None  # 15 GiB of weights

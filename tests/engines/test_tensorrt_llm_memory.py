@@ -89,3 +89,11 @@ def test_nothing_is_negative(total: int, fraction: float, tp: int) -> None:
 def test_versions(version: str) -> None:
     with pytest.raises(InputError):
         planned(version=version)
+
+
+def test_a_drafts_cache_shares_the_pool() -> None:
+    alone = planned(free=60)
+    both = planned(free=60, draft=model_source.load("llama-3.2-1b"))
+    assert both.kv_pool == alone.kv_pool
+    # 131,072 B a token of the model, 32,768 of the draft: 4/5 of the tokens, in whole blocks of 32.
+    assert both.kv_tokens == pytest.approx((alone.kv_tokens or 0) * 4 / 5, abs=32)

@@ -82,3 +82,8 @@ def test_models_of_states_alone() -> None:
             total_bytes=80 * GIB,
             flags=EngineFlags(),
         )
+
+
+def test_there_are_no_draft_models() -> None:
+    with pytest.raises(InputError, match="no draft model"):
+        planned(draft=model_source.load("llama-3.2-1b"))

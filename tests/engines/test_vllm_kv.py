@@ -19,8 +19,9 @@ from capplan.blocks.mamba import Mamba2
 from capplan.blocks.mla import Mla
 from capplan.engines.kv_groups import stage_layers
 from capplan.engines.kv_layers import LayerCache
+from capplan.engines.kv_question import LONGEST, KvQuestion
 from capplan.engines.kv_rules import NEWEST, RULES, rules_for
-from capplan.engines.vllm_kv import LONGEST, KvPlan, kv_pool, plan_kv, state_limited_sequences
+from capplan.engines.vllm_kv import KvPlan, kv_pool, plan_kv, state_limited_sequences
 from capplan.errors import InputError
 from capplan.specs import Block, Layer, LayerGroup, Model
 from capplan.units import GIB
@@ -100,7 +101,12 @@ NEMOTRON_H_8B = model_of(([mamba()] * 6 + [full()]) * 4)
 
 
 def plan(model: Model, gib: float, max_model_len: int, **given: object) -> KvPlan:
-    return plan_kv(model, kv_bytes=int(gib * GIB), max_model_len=max_model_len, **given)  # type: ignore[arg-type]
+    return plan_bytes(model, int(gib * GIB), max_model_len, **given)
+
+
+def plan_bytes(model: Model, kv_bytes: int, max_model_len: int, **given: object) -> KvPlan:
+    question = KvQuestion(**given)  # type: ignore[arg-type]
+    return plan_kv(model, question, kv_bytes=kv_bytes, max_model_len=max_model_len)
 
 
 def test_one_kind_of_layer_is_one_group() -> None:
@@ -231,7 +237,7 @@ def test_mamba_groups_that_do_not_divide_are_replicated() -> None:
     mix = model_of([mamba(n_groups=1)] * 3 + [full()])
     # Two ranks, two copies of B and C: (8,192 + 2·2·128)·3 / 2 = 13,056 elements in 16 bits,
     # and 128·64·128 / 2 in fp32.
-    got = kv_pool(mix, tp=2).placed[0].cache
+    got = kv_pool(mix, KvQuestion(tp=2)).placed[0].cache
     assert got.shape == (128 * 64 * 128 // 2 * 4, 13056 * 2)
 
 
@@ -307,10 +313,17 @@ def test_a_window_reaches_back_over_the_token_it_is_at() -> None:
 
 
 def test_an_override_of_the_blocks_replaces_the_memory() -> None:
-    got = plan(LLAMA_3_1_8B, 10, 8192, num_gpu_blocks_override=1000)
+    def override(blocks: int) -> KvPlan:
+        asked = {"kv_bytes": 10 * GIB, "max_model_len": 8192, "num_gpu_blocks_override": blocks}
+        return plan_kv(LLAMA_3_1_8B, KvQuestion(), **asked)
+
+    got = override(1000)
     assert (got.num_blocks, got.tokens, got.starts) == (1000, 16000, True)
-    assert not plan(LLAMA_3_1_8B, 10, 8192, num_gpu_blocks_override=512).starts
-    assert plan(LLAMA_3_1_8B, 10, 8192, num_gpu_blocks_override=513).starts
+    assert not override(512).starts
+    assert override(513).starts
+    with pytest.raises(InputError) as raised:
+        override(0)
+    assert raised.value.where == "--num-gpu-blocks-override"
 
 
 def test_cross_attention_keeps_the_encoder() -> None:
@@ -398,13 +411,12 @@ def test_rules_are_in_order() -> None:
         ({"max_num_batched_tokens": -1}, "--max-num-batched-tokens"),
         ({"steps_in_flight": 0}, "--steps-in-flight"),
         ({"max_model_len": 0}, "--max-model-len"),
-        ({"num_gpu_blocks_override": 0}, "--num-gpu-blocks-override"),
     ],
     ids=str,
 )
 def test_values_that_cannot_be_used_are_named(given: dict[str, float], where: str) -> None:
     with pytest.raises(InputError) as raised:
-        plan_kv(LLAMA_3_1_8B, **{"kv_bytes": GIB, "max_model_len": 4096, **given})  # type: ignore[arg-type]
+        plan_bytes(LLAMA_3_1_8B, **{"kv_bytes": GIB, "max_model_len": 4096, **given})  # type: ignore[arg-type]
     assert raised.value.where == where
 
 
@@ -445,8 +457,8 @@ memories = st.integers(0, 80 * GIB)
 @settings(max_examples=60, deadline=None)
 @given(model=mixes, memory=memories, more=memories, length=lengths, tp=st.sampled_from([1, 2, 4]))
 def test_more_memory_is_never_worse(model: Model, memory: int, more: int, length: int, tp: int) -> None:
-    low = plan_kv(model, kv_bytes=memory, max_model_len=length, tp=tp)
-    high = plan_kv(model, kv_bytes=memory + more, max_model_len=length, tp=tp)
+    low = plan_bytes(model, memory, length, tp=tp)
+    high = plan_bytes(model, memory + more, length, tp=tp)
     assert high.num_blocks >= low.num_blocks
     assert high.tokens >= low.tokens
     assert high.starts >= low.starts
@@ -456,8 +468,8 @@ def test_more_memory_is_never_worse(model: Model, memory: int, more: int, length
 @settings(max_examples=60, deadline=None)
 @given(model=mixes, memory=memories, length=lengths, longer=lengths)
 def test_a_longer_limit_is_never_more_concurrent(model: Model, memory: int, length: int, longer: int) -> None:
-    short = plan_kv(model, kv_bytes=memory, max_model_len=length)
-    long = plan_kv(model, kv_bytes=memory, max_model_len=length + longer)
+    short = plan_bytes(model, memory, length)
+    long = plan_bytes(model, memory, length + longer)
     assert long.max_concurrency <= short.max_concurrency
     assert long.need_bytes >= short.need_bytes
     assert long.longest_model_len == short.longest_model_len
@@ -468,20 +480,20 @@ def test_a_longer_limit_is_never_more_concurrent(model: Model, memory: int, leng
 def test_blocks_fit_and_the_longest_length_is_the_longest(
     model: Model, memory: int, length: int, pp: int, rules: object
 ) -> None:
-    given = {"kv_bytes": memory, "pp": min(pp, model.layers), "rules": rules}
+    given = {"pp": min(pp, model.layers), "rules": rules}
     try:
-        got = plan_kv(model, max_model_len=length, **given)  # type: ignore[arg-type]
+        got = plan_bytes(model, memory, length, **given)
     except InputError:
         return  # This version cannot hold this mix.
     assert got.num_blocks * got.page_bytes <= memory < (got.num_blocks + 1) * got.page_bytes
     assert got.starts == ((got.longest_model_len or 0) >= length)
     for tokens, starts in ((got.longest_model_len or 0, True), ((got.longest_model_len or 0) + 1, False)):
         if 0 < tokens < LONGEST:
-            assert plan_kv(model, max_model_len=tokens, **given).starts is starts  # type: ignore[arg-type]
+            assert plan_bytes(model, memory, tokens, **given).starts is starts
 
 
 @settings(max_examples=40, deadline=None)
 @given(model=mixes, length=lengths)
 def test_more_ranks_never_hold_fewer_blocks(model: Model, length: int) -> None:
-    blocks = [plan_kv(model, kv_bytes=10 * GIB, max_model_len=length, tp=tp).num_blocks for tp in (1, 2, 4)]
+    blocks = [plan_bytes(model, 10 * GIB, length, tp=tp).num_blocks for tp in (1, 2, 4)]
     assert blocks == sorted(blocks)

@@ -1,0 +1,1 @@
+"""Fitted numbers of op costs, from measured tables."""

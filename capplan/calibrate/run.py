@@ -1,0 +1,410 @@
+"""One profile from start to end: ceilings, points of every format, whole steps, and the file made of them."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from capplan.calibrate import telemetry
+from capplan.calibrate.clock import CANARY_LIMIT, Canary, Clock, Timing
+from capplan.calibrate.loop import DecodeLoop, loop_shape
+from capplan.calibrate.operations import timed
+from capplan.calibrate.points import Journal, Point, point
+from capplan.calibrate.profile_question import ProfileQuestion, Say
+from capplan.calibrate.weights import matrix
+from capplan.specs import Model
+
+if TYPE_CHECKING:
+    import torch
+
+RETRIES: Final = 2
+"""A point that the canary voids is timed again so many times."""
+RESERVE: Final = 0.06
+"""Share of the budget that is left for the fit."""
+GRID_SHARE: Final = 0.32
+"""Share of a format's time that a pass over its grid may take; the rest is for the steps held out."""
+# (batch, context): the grid, whose steps are anchors, and the steps held out; never one in both.
+GRID: Final = ((1, 128), (1, 1024), (2, 512), (4, 128), (4, 1024), (8, 256), (8, 1024), (16, 256), (32, 128))
+QUICK_GRID: Final = ((1, 128), (1, 1024), (2, 512), (4, 128), (4, 768), (8, 256))
+HELD_OUT: Final = (
+    (1, 400),
+    (2, 900),
+    (3, 300),
+    (3, 700),
+    (1, 1500),
+    (5, 200),
+    (6, 500),
+    (12, 200),
+    (24, 150),
+)
+PROMPTS: Final = (64, 256, 1024)
+QUICK_PROMPTS: Final = (32, 128)
+# (n, k) of --grid general, beside the model's own, and its m.
+GENERAL: Final = ((1024, 1024), (4096, 2048), (2560, 2560), (4096, 4096), (12288, 4096), (4096, 11008))
+EXTRA_ROWS: Final = (3, 5, 6, 12, 24)
+GENERAL_ROWS: Final = (1, 2, 4, 8)
+PROMPTS_HELD_OUT: Final = (24, 48)
+PROMPT_LAYERS: Final = 2
+ENERGY_S: Final = 2.0
+"""The counter ticks every 20 to 100 ms: shorter, and the error passes 5 %."""
+STEP_S: Final = 0.3
+OP_S: Final = 0.05
+"""How long a whole step, and an operation by itself, are timed at least."""
+PROBE_LAYERS: Final = 2
+LEAST_LAYERS: Final = 2
+LEAST_HELD_OUT: Final = 3
+FIRST_STEPS: Final = 6
+"""Steps after which a run keeps its clock."""
+STEPS_A_FORMAT: Final = 155
+"""Steps of batch 1 that grid, steps held out and prompts together take, about."""
+LEAST_BATCH: Final = 4
+"""Batches up to this are measured however little time there is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """The device with its clock: what a run times with."""
+
+    device: "torch.device"
+    clock: Clock
+    threads: int
+    canary: Canary
+    read_state: Callable[[], telemetry.State]
+    read_bytes_per_s: float
+    cache_bytes: int
+
+
+class MachineBusyError(Exception):
+    """Others use the CPU: the wall clock says nothing here."""
+
+
+class Profiler:
+    """Runs the points of a profile, within its time."""
+
+    def __init__(
+        self,
+        question: ProfileQuestion,
+        model: Model,
+        bench: Bench,
+        journal: Journal,
+        progress: "Progress",
+        begun: float,
+    ) -> None:
+        self.question, self.model, self.bench, self.journal = question, model, bench, journal
+        self.progress = progress
+        self.states: list[telemetry.State] = []
+        self.head: Any = None
+        self.end = begun + question.budget_s * (1 - RESERVE)
+        self.warnings: list[str] = []
+
+    @property
+    def left_s(self) -> float:
+        """Seconds of the budget that remain."""
+        return self.end - time.perf_counter()
+
+    def run(self, formats: Mapping[str, str]) -> None:
+        """All formats: {weight format id: kernel dtype}, one KV dtype after another within the first."""
+        import torch
+
+        with torch.inference_mode():
+            for place, (precision, dtype) in enumerate(formats.items()):
+                share = self.left_s / (len(formats) - place)
+                self.format(precision, dtype, time.perf_counter() + share)
+
+    def format(self, precision: str, dtype: str, end: float) -> None:
+        """One format: grid, steps held out, prompts."""
+        loop = self.loop(dtype, end)
+        self.progress.section(
+            f"{precision}: {loop.shape.layers} of {self.model.layers} layers, {dtype} kernels"
+        )
+        for place, kv_dtype in enumerate(self.question.kv_dtypes):
+            loop.kv_dtype = kv_dtype
+            begun = time.perf_counter()
+            last = begun + (end - begun) / (len(self.question.kv_dtypes) - place)
+            # Twice, the steps held out between: the machine drifts, and a fit to one moment drifts with it.
+            most = self.grid(loop, precision, 0, begun + GRID_SHARE * (last - begun))
+            self.rows(loop, most)
+            self.held_out(loop, precision, most, begun + (1 - GRID_SHARE) * (last - begun))
+            self.grid(loop, precision, 1, last, most)
+        self.prompts(loop, precision, end)
+        if self.question.general:
+            self.general(dtype, precision)
+
+    def general(self, dtype: str, precision: str) -> None:
+        """Products of shapes that many models have: what the form for other shapes rests on."""
+        import torch
+
+        generator = torch.Generator().manual_seed(self.question.seed)
+        for n, k in GENERAL:
+            self.progress.show(f"{precision} {n} x {k}", self.left_s)
+            one = matrix(n=n, k=k, dtype=dtype, device=self.bench.device, generator=generator)
+            sets = [one.copy() for _ in range(max(2, min(32, 3 * self.bench.cache_bytes // one.bytes)))]
+            for m in GENERAL_ROWS:
+                if ("gemm", (dtype, m, n, k, 0, 0)) in self.journal.points or self.left_s < 0:
+                    continue
+                x = torch.randn(m, k, device=self.bench.device).to(torch.bfloat16)
+                before, moved = self.bench.read_state(), self.bench.canary.moved()
+                call = lambda i, x=x, all=sets: all[i % len(all)](x)  # noqa: E731
+                made = self.bench.clock.time(call, seconds=OP_S)
+                void = self.void(max(moved, self.bench.canary.moved()), before)
+                self.journal.add(point("gemm", (dtype, m, n, k, 0, 0), made, void))
+
+    def loop(self, dtype: str, end: float) -> DecodeLoop:
+        """As many layers as memory holds and the time allows: the whole model, where it can be."""
+        shape = loop_shape(self.model)
+        few = replace(shape, layers=min(PROBE_LAYERS, shape.layers))
+        loop = DecodeLoop(few, dtype=dtype, device=self.bench.device, head=self.head, seed=self.question.seed)
+        self.head = loop.head
+        layer = sum(made.bytes for made in loop.layers[0].values())
+        by_memory = int(self.room_bytes() // layer)
+        loop.start(batch=1, context=128)
+        loop.step()
+        begun = time.perf_counter()
+        loop.hidden_state()
+        layer_s = (time.perf_counter() - begun) / few.layers
+        begun = time.perf_counter()
+        loop.step()
+        rest_s = max(0.0, time.perf_counter() - begun - layer_s * few.layers)
+        by_time = int(((end - time.perf_counter()) / STEPS_A_FORMAT - rest_s) / layer_s)
+        found = [one.layers for one in self.journal.of("step") if one.dtype == dtype and one.use == "anchor"]
+        wanted = found[0] if found else min(shape.layers, by_memory, max(LEAST_LAYERS, by_time))
+        try:
+            loop.extend(wanted)
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory(error):
+                raise
+            self.warnings.append(f"memory holds {loop.shape.layers} of {wanted} layers in {dtype}")
+        return loop
+
+    def room_bytes(self) -> float:
+        """Memory that a model's layers may take."""
+        if self.bench.device.type == "cuda":
+            import torch
+
+            free: int = torch.cuda.mem_get_info(self.bench.device)[0]
+            return 0.6 * free
+        from capplan.calibrate.hardware import memory_bytes
+
+        return 0.4 * memory_bytes() - float(self.head.bytes)
+
+    def grid(self, loop: DecodeLoop, precision: str, turn: int, end: float, at_most: int = 1 << 20) -> int:
+        """Operations and whole steps over the grid, small batches first; the largest batch measured."""
+        most, last, seen = 0, 0.0, 0
+        for batch, context in QUICK_GRID if self.question.quick else GRID:
+            now = time.perf_counter()
+            if batch > at_most or (batch > LEAST_BATCH and now + last * batch / max(1, seen) > end):
+                break
+            if now > (end if turn else self.end) and most > 1:
+                break
+            self.sequences(loop, precision, batch, context, turn)
+            most, seen, last = max(most, batch), batch, time.perf_counter() - now
+        return most
+
+    def sequences(self, loop: DecodeLoop, precision: str, batch: int, context: int, turn: int) -> None:
+        """One (batch, context): its operations by themselves, and the step as a whole."""
+        key = self._step_key(loop, precision, batch, context, "anchor", turn)
+        if ("step", key) in self.journal.points:
+            return
+        if not self.started(loop, key, batch, context):
+            return
+        for _ in range(1 + RETRIES):
+            self.progress.show(f"{precision} b{batch} c{context}", self.left_s)
+            loop.step()  # the first pass is discarded
+            before, moved = self.bench.read_state(), self.bench.canary.moved()
+            found = timed(loop, self.bench.clock, step_s=STEP_S, op_s=OP_S)
+            whole = self.bench.clock.time(lambda _: loop.step(), seconds=STEP_S, warm=True)
+            moved = max(moved, self.bench.canary.moved())
+            void = self.void(moved, before)
+            if void is None or time.perf_counter() > self.end:
+                break
+        for name, each in found.items():
+            made = self.named(loop, name, batch, context, turn, each)
+            self.journal.add(replace(made, void=void or self.impossible(loop, made)))
+        self.journal.add(point("step", key, whole, void))
+        self.refuse_busy()
+
+    def refuse_busy(self) -> None:
+        """MachineBusyError where the wall clock was not named and most of the first steps are void."""
+        steps = [one for one in self.journal.points.values() if one.kind == "step"]
+        voided = sum(one.void is not None and one.void != "out of memory" for one in steps)
+        first = self.question.clock == "auto" and len(steps) <= FIRST_STEPS
+        if first and self.bench.clock.name == "wall" and voided >= 2 and 2 * voided > len(steps):
+            raise MachineBusyError
+
+    def rows(self, loop: DecodeLoop, most: int) -> None:
+        """Products at more m: kernels take rows in blocks, and a line between two m misses it."""
+        import torch
+
+        for m in EXTRA_ROWS:
+            if m > most:
+                continue
+            for name, (n, k) in loop.shape.linears.items():
+                key = (loop.dtype, m, n, k, 0, 0)
+                if ("gemm", key) in self.journal.points:
+                    continue
+                before, moved = self.bench.read_state(), self.bench.canary.moved()
+                x = torch.randn(m, k, device=loop.device).to(torch.bfloat16)
+                call = lambda i, x=x, name=name: loop.layers[i % len(loop.layers)][name](x)  # noqa: E731
+                made = self.bench.clock.time(call, seconds=OP_S, least=3)
+                void = self.void(max(moved, self.bench.canary.moved()), before)
+                self.journal.add(point("gemm", key, made, void))
+
+    def named(self, loop: DecodeLoop, name: str, m: int, context: int, turn: int, made: Timing) -> Point:
+        """A timing by the operation's name in the loop, as a point."""
+        shape = loop.shape
+        if name == "lm_head":
+            return point("gemm", ("bf16", m, shape.vocab, shape.hidden, context, turn), made)
+        if name in shape.linears:
+            return point("gemm", (loop.dtype, m, *shape.linears[name], context, turn), made)
+        if name == "attention":
+            return point("attention", (loop.kv_dtype, m, context, turn), made)
+        return point("small", (name, m, m * shape.small_bytes[name], context, turn), made)
+
+    def held_out(self, loop: DecodeLoop, precision: str, most: int, end: float) -> None:
+        """Whole steps that no fit sees, and the same without blocks for two of them."""
+        twins = 0
+        for batch, context in HELD_OUT:
+            least = LEAST_HELD_OUT if time.perf_counter() < self.end else 1
+            enough = self._count(loop, "held out") >= least
+            if batch > most or (time.perf_counter() > end and enough):
+                continue
+            self.step(loop, precision, batch, context, "held out")
+            if twins < 2 and batch > 1 and loop.dtype == "bf16" and time.perf_counter() < end:
+                twins += 1
+                self.step(loop, precision, batch, context, "contiguous")
+
+    def _count(self, loop: DecodeLoop, use: str) -> int:
+        return sum(one.use == use and one.dtype == loop.dtype for one in self.journal.of("step"))
+
+    def step(self, loop: DecodeLoop, precision: str, batch: int, context: int, use: str) -> None:
+        """One whole step; measured twice for the noise floor: P10 and P90 are over both."""
+        key = self._step_key(loop, precision, batch, context, use)
+        if ("step", key) in self.journal.points or not self.started(loop, key, batch, context):
+            return
+        flat = loop.contiguous() if use == "contiguous" else None
+        for _ in range(1 + RETRIES):
+            self.progress.show(f"{precision} b{batch} c{context} {use}", self.left_s)
+            before, moved = self.bench.read_state(), self.bench.canary.moved()
+            first, made = (
+                self.bench.clock.time(lambda _: loop.step(flat=flat), seconds=STEP_S, warm=turn > 0)
+                for turn in range(2)
+            )
+            void = self.void(max(moved, self.bench.canary.moved()), before)
+            if void is None or time.perf_counter() > self.end:
+                break
+        noise = round(abs(made.p50_s / first.p50_s - 1), 4)
+        cpu = None if made.cpu is None else (first.cpu or ()) + made.cpu
+        made = Timing(samples=first.samples + made.samples, cpu=cpu)
+        energy = self.joules_per_token(loop, batch) if use == "held out" else None
+        self.journal.add(replace(point("step", key, made, void), noise=noise, joules_per_token=energy))
+
+    def joules_per_token(self, loop: DecodeLoop, batch: int) -> float | None:
+        """Energy of a GPU over ENERGY_S of steps, launched one by one; None where no counter tells."""
+        before = self.bench.read_state().energy_j
+        if before is None:
+            return None
+        import torch
+
+        steps, end = 0, time.perf_counter() + ENERGY_S
+        while time.perf_counter() < end:
+            loop.step()
+            torch.cuda.synchronize(self.bench.device)
+            steps += 1
+        after = self.bench.read_state().energy_j
+        return None if after is None else round((after - before) / (steps * batch), 6)
+
+    def _step_key(
+        self, loop: DecodeLoop, precision: str, batch: int, context: int, use: str, turn: int = 0
+    ) -> Any:
+        return (precision, loop.dtype, loop.kv_dtype, batch, context, loop.shape.layers, use, turn)
+
+    def started(self, loop: DecodeLoop, key: Any, batch: int, context: int) -> bool:
+        """Make the sequences' caches; False, and a void point, where memory does not hold them."""
+        try:
+            loop.start(batch=batch, context=context)
+            return True
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory(error):
+                raise
+            self.journal.add(Point(kind="step", key=key, void="out of memory"))
+            self.warnings.append(f"b{batch} c{context} does not fit into memory: left out")
+            return False
+
+    def prompts(self, loop: DecodeLoop, precision: str, end: float) -> None:
+        """Prompts through the first layers, while time remains; the first one, and one held out, always."""
+        shape, whole = loop.shape, loop.layers
+        loop.layers = loop.layers[:PROMPT_LAYERS]
+        loop.shape = replace(shape, layers=len(loop.layers))
+        last = 0.0
+        for tokens in QUICK_PROMPTS if self.question.quick else PROMPTS:
+            if last and time.perf_counter() + 5 * last > end:
+                break
+            begun = time.perf_counter()
+            loop.start_prompt(tokens=tokens)
+            for _ in range(1 + RETRIES):
+                self.progress.show(f"{precision} prompt of {tokens}", self.left_s)
+                before, moved = self.bench.read_state(), self.bench.canary.moved()
+                found = timed(loop, self.bench.clock, step_s=STEP_S, op_s=OP_S)
+                void = self.void(max(moved, self.bench.canary.moved()), before)
+                if void is None:
+                    break
+            for name, each in found.items():
+                made = self.named(loop, name, tokens, 0, 0, each)
+                if name == "attention":
+                    made = point("prefill", (tokens, loop.dtype), each)
+                self.journal.add(replace(made, void=void))
+            last = time.perf_counter() - begun
+        for tokens in PROMPTS_HELD_OUT:
+            loop.start_prompt(tokens=tokens)
+            self.progress.show(f"{precision} prompt of {tokens}, held out", self.left_s)
+            before, moved = self.bench.read_state(), self.bench.canary.moved()
+            whole_step = self.bench.clock.time(
+                lambda _: loop.head(loop.hidden_state()[-1:]), seconds=0.0, least=1, warm=True
+            )
+            void = self.void(max(moved, self.bench.canary.moved()), before)
+            self.journal.add(
+                point("step", self._step_key(loop, precision, 1, tokens, "prompt"), whole_step, void)
+            )
+        loop.layers, loop.shape = whole, shape
+
+    def void(self, moved: float, before: telemetry.State) -> str | None:
+        """Why what was just timed does not count."""
+        after = self.bench.read_state()
+        self.states += [before, after]
+        if moved > CANARY_LIMIT:
+            return f"canary moved {moved:.0%}"
+        return telemetry.void_reason(before, after)
+
+    def impossible(self, loop: DecodeLoop, made: Point) -> str | None:
+        """A product that read its weights faster than memory gives them: a bug, not a result."""
+        if made.kind != "gemm" or not made.us_p50:
+            return None
+        _, _, n, k, *_ = made.key
+        matrices = [*loop.layers[0].values(), loop.head]
+        size = next(one.bytes for one in matrices if (one.n, one.k) == (n, k))
+        if size * loop.shape.layers < 3 * self.bench.cache_bytes:
+            return None
+        share = size / made.seconds / self.bench.read_bytes_per_s
+        return f"{share:.0%} of measured bandwidth" if share > 1 else None
+
+
+class Progress:
+    """Where a run is, told to whoever listens: one line, rewritten."""
+
+    def __init__(self, say: Say, total_s: float) -> None:
+        self.say, self.total_s = say, total_s
+
+    def section(self, text: str) -> None:
+        """A new part of the run."""
+        self.say(text)
+
+    def show(self, text: str, left_s: float) -> None:
+        """What is being timed, and how long the rest may take."""
+        done = min(1.0, max(0.0, 1 - left_s / self.total_s))
+        self.say(f"\r{done:4.0%}  {text:<32} about {max(0, left_s):.0f} s left")
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory is short, on a CPU or a GPU."""
+    text = str(error).lower()
+    return isinstance(error, MemoryError) or "out of memory" in text or "can't allocate memory" in text

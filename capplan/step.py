@@ -1,0 +1,342 @@
+"""Time of one engine step: some sequences decode a token each, some prompts advance by a chunk.
+
+    step = host(sequences) + fused · Σ (products + attention + experts + collectives + small kernels)
+
+`compile` turns a model, a GPU and a layout into a StepTable, which everything downstream reads. Products and
+experts are exact at whole numbers of tokens, attention is piecewise affine in the tokens kept.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+from capplan.errors import InputError
+from capplan.op_costs import Bounds, OpCosts
+from capplan.specs import Format, Gpu, Model, Parallelism
+from capplan.work import Mix, StepWork, work_of
+
+KNOTS_PER_OCTAVE: Final = 8
+"""Knots of attention's time over the tokens kept: with 8 a curve's chord is within 0.1 % of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """What an engine adds to a step's kernels: a fixed time, and one for each sequence.
+
+    `fused` is how much of the kernels' summed time remains where the engine fuses them.
+    """
+
+    step_s: float = 0.0
+    sequence_s: float = 0.0
+    fused: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What one step computes, over the whole replica.
+
+    `kv_tokens` sums the contexts of the `decode_sequences`; `prompt_pairs` the query-key pairs of the
+    `prompt_tokens` new tokens of `prompt_sequences` chunks (n · past + n · (n + 1) / 2 each).
+    """
+
+    decode_sequences: float = 0
+    kv_tokens: float = 0
+    prompt_sequences: float = 0
+    prompt_tokens: float = 0
+    prompt_pairs: float = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpTime:
+    """One kind of operation of a step: all its calls together. `bound_s` is physics alone."""
+
+    kind: str
+    name: str
+    dtype: str
+    count: int
+    flop: float
+    bytes: float
+    bound_s: float
+    time_s: float
+
+
+class StepTable:
+    """Step times of one model on one GPU layout, worked out as they are asked for."""
+
+    def __init__(self, work: StepWork, costs: Bounds, host: Host | None = None) -> None:
+        self.work, self.costs, self.host = work, costs, host or Host()
+        # Sequences of one attention rank in one pipeline slot.
+        self.share = 1 / (work.parallel.dp * work.parallel.pp)
+        self._tokens: dict[int, float] = {}
+        self._sequences: dict[int, float] = {}
+        self._attention: dict[tuple[int, int, int], float] = {}
+
+    def step_s(
+        self,
+        *,
+        decode_sequences: float,
+        kv_tokens: float,
+        prompt_tokens: float = 0,
+        prompt_pairs: float | None = None,
+        prompt_sequences: float | None = None,
+    ) -> float:
+        """Time of a step, in seconds; arguments as in `Load`, prompts from their beginning unless said.
+
+        `prompt_sequences` defaults to one chunk, `prompt_pairs` to chunks without a past.
+        """
+        if prompt_sequences is None:
+            prompt_sequences = 1.0 if prompt_tokens else 0.0
+        if prompt_pairs is None:
+            chunk = prompt_tokens / prompt_sequences if prompt_sequences else 0.0
+            prompt_pairs = prompt_sequences * chunk * (chunk + 1) / 2
+        sequences = decode_sequences + prompt_sequences
+        if not sequences:
+            return 0.0
+        time = self._dense(decode_sequences + prompt_tokens, sequences)
+        if decode_sequences:
+            time += self._decode(decode_sequences * self.share, kv_tokens * self.share)
+        if prompt_tokens:
+            time += self._prompts(
+                prompt_sequences * self.share, prompt_tokens * self.share, prompt_pairs * self.share
+            )
+        return self.host.step_s + self.host.sequence_s * sequences + self.host.fused * time
+
+    def _dense(self, tokens: float, sequences: float) -> float:
+        """Everything but attention: exact at whole numbers, linear between."""
+        return _between(self._at_tokens, tokens) + _between(self._at_sequences, sequences)
+
+    def _at_tokens(self, tokens: int) -> float:
+        found = self._tokens.get(tokens)
+        if found is None:
+            own = tokens * self.share
+            found = sum(
+                gemm.count * self.costs.gemm(gemm, own) for gemm in self.work.gemms if gemm.each == "token"
+            )
+            slot = tokens / self.work.parallel.pp
+            found += sum(entry.count * self.costs.experts(entry, slot) for entry in self.work.experts)
+            found += self._small("token", own, slot)
+            self._tokens[tokens] = found
+        return found
+
+    def _small(self, each: str, own: float, slot: float) -> float:
+        """Collectives and small kernels; experts' collectives carry the tokens of all attention ranks."""
+        time = 0.0
+        for collective in self.work.collectives:
+            if collective.each == each:
+                count = slot if collective.name == "experts" else own
+                time += collective.count * self.costs.collective(collective, count)
+        for entry in self.work.elementwise:
+            if entry.each == each:
+                time += entry.count * self.costs.elementwise(entry, own)
+        return time
+
+    def _at_sequences(self, sequences: int) -> float:
+        found = self._sequences.get(sequences)
+        if found is None:
+            own = sequences * self.share
+            found = sum(
+                gemm.count * self.costs.gemm(gemm, own) for gemm in self.work.gemms if gemm.each == "sequence"
+            )
+            found += self._small("sequence", own, own)
+            self._sequences[sequences] = found
+        return found
+
+    def _decode(self, batch: float, contexts: float) -> float:
+        """Attention of the decoding sequences of one rank."""
+        return sum(
+            mix.count * _between(lambda at, i=i: self._knotted(i, at, contexts), max(1.0, batch))
+            for i, mix in enumerate(self.work.mixes)
+        )
+
+    def _knotted(self, index: int, batch: int, contexts: float) -> float:
+        """One mixing's time, affine between knots of the entries kept."""
+        kept = self.work.mixes[index].kept(contexts, batch)
+        if kept < 1:
+            return self._knot(index, batch, -1)
+        place = math.log2(kept) * KNOTS_PER_OCTAVE
+        low = math.floor(place)
+        first, second = 2 ** (low / KNOTS_PER_OCTAVE), 2 ** ((low + 1) / KNOTS_PER_OCTAVE)
+        share = (kept - first) / (second - first)
+        return self._knot(index, batch, low) * (1 - share) + self._knot(index, batch, low + 1) * share
+
+    def _knot(self, index: int, batch: int, knot: int) -> float:
+        key = (index, batch, knot)
+        found = self._attention.get(key)
+        if found is None:
+            kept = 2 ** (knot / KNOTS_PER_OCTAVE) if knot >= 0 else 0.0
+            found = self.costs.decode(self.work.mixes[index], batch, kept)
+            self._attention[key] = found
+        return found
+
+    def decode_steps_s(self, decode_sequences: Any, kv_tokens: Any) -> Any:
+        """Decode-only steps of many (sequences, contexts summed) at once: numpy arrays in, seconds out.
+
+        Sequences are whole numbers. The same table as `step_s`.
+        """
+        import numpy as np
+
+        sequences = np.asarray(decode_sequences, dtype=np.int64)
+        contexts = np.asarray(kv_tokens, dtype=np.float64)
+        times = np.empty(np.broadcast(sequences, contexts).shape)
+        sequences, contexts = np.broadcast_arrays(sequences, contexts)
+        for count in np.unique(sequences):
+            chosen = sequences == count
+            dense = self._dense(int(count), int(count))
+            attention = self._decode_array(float(count) * self.share, contexts[chosen] * self.share)
+            host = self.host.step_s + self.host.sequence_s * float(count)
+            times[chosen] = host + self.host.fused * (dense + attention)
+        return times
+
+    def _decode_array(self, batch: float, contexts: Any) -> Any:
+        import numpy as np
+
+        batch = max(1.0, batch)
+        low = math.floor(batch)
+        made = np.zeros(contexts.shape)
+        for whole, weight in ((low, 1 - (batch - low)), (low + 1, batch - low)):
+            if not weight:
+                continue
+            for mix in self.work.mixes:
+                kept = np.maximum(mix.kept_array(contexts, whole), 1.0)
+                place = np.log2(kept) * KNOTS_PER_OCTAVE
+                first, last = int(place.min()), int(place.max()) + 1
+                knots = 2 ** (np.arange(first, last + 1) / KNOTS_PER_OCTAVE)
+                times = np.broadcast_to(self.costs.decode_array(mix, whole, knots), knots.shape)
+                made += weight * mix.count * np.interp(kept, knots, times)
+        return made
+
+    def _prompts(self, sequences: float, tokens: float, pairs: float) -> float:
+        return sum(
+            mix.count * self.costs.prefill(mix, sequences, tokens, windowed_pairs(mix, tokens, pairs))
+            for mix in self.work.mixes
+        )
+
+    def ops(self, load: Load) -> tuple[OpTime, ...]:
+        """The step's operations, each with its work, its bound and its time."""
+        return tuple(self._ops(load))
+
+    @cached_property
+    def _bounds(self) -> Bounds:
+        return Bounds(self.costs.rates.gpu)
+
+    def _ops(self, load: Load) -> Iterator[OpTime]:
+        tokens = load.decode_sequences + load.prompt_tokens
+        sequences = load.decode_sequences + load.prompt_sequences
+        own = {"token": tokens * self.share, "sequence": sequences * self.share}
+        slot = tokens / self.work.parallel.pp
+        for gemm in self.work.gemms:
+            m = own[gemm.each]
+            yield self._op("gemm", gemm.name, gemm, gemm.load(m), "gemm", (gemm, m))
+        for mix in self.work.mixes:
+            batch = load.decode_sequences * self.share
+            if batch:
+                kept = mix.kept(load.kv_tokens * self.share, batch)
+                yield self._op(
+                    "decode attention",
+                    mix.name,
+                    mix,
+                    mix.decode_load(batch, kept),
+                    "decode",
+                    (mix, batch, kept),
+                )
+            new = load.prompt_tokens * self.share
+            if new:
+                chunks = load.prompt_sequences * self.share
+                pairs = windowed_pairs(mix, new, load.prompt_pairs * self.share)
+                yield self._op(
+                    "prefill attention",
+                    mix.name,
+                    mix,
+                    mix.prefill_load(chunks, new, pairs),
+                    "prefill",
+                    (mix, chunks, new, pairs),
+                )
+        for entry in self.work.experts:
+            yield self._op("experts", entry.name, entry, entry.load(slot), "experts", (entry, slot))
+        for collective in self.work.collectives:
+            count = slot if collective.name == "experts" else own[collective.each]
+            name = f"{collective.op} ({collective.name})"
+            moved = (0.0, collective.wire_bytes(count))
+            yield self._op("collective", name, collective, moved, "collective", (collective, count))
+        for small in self.work.elementwise:
+            count = own[small.each]
+            moved = (0.0, small.bytes_each * count)
+            yield self._op("elementwise", small.name, small, moved, "elementwise", (small, count))
+        host = self.host.step_s + self.host.sequence_s * sequences
+        if host:
+            yield OpTime(
+                kind="host", name="engine", dtype="", count=1, flop=0, bytes=0, bound_s=0, time_s=host
+            )
+
+    def _op(
+        self,
+        kind: str,
+        name: str,
+        shape: Any,
+        load: tuple[float, float],
+        method: str,
+        arguments: tuple[Any, ...],
+    ) -> OpTime:
+        """All `count` calls of one shape."""
+        count = shape.count
+        return OpTime(
+            kind=kind,
+            name=name,
+            dtype=getattr(shape, "dtype", ""),
+            count=count,
+            flop=load[0] * count,
+            bytes=load[1] * count,
+            bound_s=getattr(self._bounds, method)(*arguments) * count,
+            time_s=getattr(self.costs, method)(*arguments) * count * self.host.fused,
+        )
+
+
+def windowed_pairs(mix: Mix, tokens: float, pairs: float) -> float:
+    """Query-key pairs that a mixing's window, stride and selection leave of all `pairs`."""
+    if not tokens:
+        return 0.0
+    mean = pairs / tokens
+    # The mean of min(position, w) over a prompt of n = 2 · mean tokens is w − w²/2n once n > w.
+    if mix.mixing.window is not None and 2 * mean > mix.mixing.window:
+        window = mix.mixing.window
+        mean = min(mean, window - window**2 / (4 * mean))
+    mean /= mix.mixing.stride
+    if mix.mixing.selected is not None and 2 * mean > mix.mixing.selected:
+        most = mix.mixing.selected
+        mean = min(mean, most - most**2 / (4 * mean))
+    return tokens * mean
+
+
+def _between(function: Any, value: float) -> float:
+    """A function of whole numbers at a value between two of them."""
+    low = math.floor(value)
+    share = value - low
+    at_low: float = function(low)
+    return at_low if not share else at_low * (1 - share) + function(low + 1) * share
+
+
+def compile(
+    model: Model,
+    gpu: Gpu,
+    *,
+    precision: Format | None = None,
+    kv_bits: float = 16,
+    parallel: Parallelism | None = None,
+    engine: str = "vllm",
+    host: Host | None = None,
+    bounds: bool = False,
+) -> StepTable:
+    """The step times of `model` on `gpu`: physics with `bounds`, else by the shipped calibrations.
+
+    Errors: InputError for a model whose layers are not known, and for a GPU without a peak rate.
+    """
+    if not model.groups:
+        raise InputError(
+            f"the layers of {model.name} are not known",
+            where="--model",
+            hint="give its config.json, or a catalog name",
+        )
+    work = work_of(model, precision, kv_bits=kv_bits, parallel=parallel or Parallelism())
+    return StepTable(work, Bounds(gpu) if bounds else OpCosts(gpu, engine), host)
