@@ -121,21 +121,20 @@ def compared(
     gpu = catalog.gpu(gpu_name)
     model = model_of(local, where, model_name)
     made = []
-    for one in points_of(local, where):
-        if one.kind == "step" and one.use == "held out" and one.void is None:
-            precision = None if one.precision == "bf16" else catalog.weight_format(one.precision)
-            table = step.compile(local_fit.cut(model, one.layers), gpu, precision=precision)
-            there = table.step_s(decode_sequences=one.batch, kv_tokens=one.batch * one.context)
-            made.append(
-                {
-                    "precision": one.precision,
-                    "batch": one.batch,
-                    "context": one.context,
-                    "here": format_seconds(one.seconds),
-                    gpu.id: format_seconds(there),
-                    "times_as_fast": round(one.seconds / there, 1),
-                }
-            )
+    for one in local_fit.together(points_of(local, where)):
+        precision = None if one.precision == "bf16" else catalog.weight_format(one.precision)
+        table = step.compile(local_fit.cut(model, one.layers), gpu, precision=precision)
+        there = table.step_s(decode_sequences=one.batch, kv_tokens=one.batch * one.context)
+        made.append(
+            {
+                "precision": one.precision,
+                "batch": one.batch,
+                "context": one.context,
+                "here": format_seconds(one.seconds),
+                gpu.id: format_seconds(there),
+                "times_as_fast": round(one.seconds / there, 1),
+            }
+        )
     return made
 
 

@@ -214,6 +214,20 @@ def predicted_s(local: LocalCalibration, model: Model, step: Point) -> float:
     return table.step_s(decode_sequences=step.batch, kv_tokens=step.batch * step.context)
 
 
+def together(steps: Iterable[Point]) -> list[Point]:
+    """Steps held out, each once: the middle of its measurements, and how far they are apart (`noise`)."""
+    found: dict[tuple[Any, ...], list[Point]] = defaultdict(list)
+    for each in steps:
+        if each.kind == "step" and each.use == "held out" and each.void is None:
+            found[each.key[:-1]].append(each)
+    made = []
+    for own in found.values():
+        times = sorted(each.us_p50 or 0.0 for each in own)
+        apart = round(times[-1] / times[0] - 1, 4) if len(times) > 1 and times[0] else None
+        made.append(replace(own[0], us_p50=median(times), noise=apart))
+    return made
+
+
 def anchors(local: LocalCalibration, model: Model, steps: Sequence[Point]) -> dict[str, Any]:
     """By dtype: factors of products and attention, and the time a layer, that bring sums to whole steps."""
     made = {}

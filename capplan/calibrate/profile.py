@@ -1,7 +1,8 @@
 """`capplan profile`, without its command line: a question → the file's content, and what to tell of it."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +18,7 @@ from capplan.calibrate.profile_question import ProfileQuestion, Say, cpu_clock, 
 from capplan.calibrate.run import Bench, MachineBusyError, Profiler, Progress
 from capplan.calibrate.step_check import check_step
 from capplan.errors import ExtraMissingError, InputError
+from capplan.specs import Model
 
 PIP: str = "pip install 'capplan[profile]'"
 
@@ -74,6 +76,19 @@ def _driver(torch: Any) -> str:
     return ""
 
 
+@contextmanager
+def subnormals_flushed(torch: Any, device: Any) -> Iterator[None]:
+    """On a CPU tiny numbers count as nought meanwhile, as on a GPU: they are slow, and a model has few."""
+    if device.type != "cpu":
+        yield
+        return
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
+
+
 def profile(
     question: ProfileQuestion,
     *,
@@ -86,11 +101,27 @@ def profile(
     Raises ExtraMissingError without torch; InputError for a device, model or format that cannot be profiled,
     a folder that cannot be written, and a machine too busy to be measured.
     """
-    begun = time.perf_counter()
     torch = torch_or_error()
     model = model_source.load(question.model)
     shape = loop_shape(model)
     device = device_of(question.device, torch)
+    with subnormals_flushed(torch, device):
+        return _profile(question, torch, model, shape, device, path_of=path_of, resume=resume, say=say)
+
+
+def _profile(
+    question: ProfileQuestion,
+    torch: Any,
+    model: Model,
+    shape: LoopShape,
+    device: Any,
+    *,
+    path_of: Callable[[str], Path],
+    resume: bool,
+    say: Say,
+) -> Profiled:
+    """The run itself, on a device that is there."""
+    begun = time.perf_counter()
     arithmetic = hardware.arithmetic(device)
     formats = {name: runs_as(catalog.weight_format(name), arithmetic) for name in question.formats}
     wrong = sorted(set(question.kv_dtypes) - {"bf16", "fp8"})
@@ -101,7 +132,6 @@ def profile(
     warnings: list[str] = []
     clock: Clock
     if device.type == "cpu":
-        torch.set_flush_denormal(True)
         own_clock, share = cpu_clock(question, hardware.cpu_threads(), say)
         clock, threads, cache = own_clock, own_clock.threads, hardware.last_level_cache_bytes()
         read = telemetry.CpuTelemetry().read

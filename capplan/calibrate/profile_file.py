@@ -46,7 +46,7 @@ def document(
     steps = [each for each in points if each.kind == "step" and each.void is None]
     fit = local_fit.fit(points, loop_shape(model), device) | collectives_bench.fit(points, device)
     whole = [each for each in steps if each.use == "anchor"]
-    held_out = [each for each in steps if each.use == "held out"]
+    held_out = local_fit.together(steps)
     base: dict[str, Any] = {
         "schema": local_calibration.SCHEMA,
         "id": "",
@@ -122,22 +122,21 @@ def verify(path: Path, model_name: str | None = None) -> list[dict[str, Any]]:
     where = str(path)
     model = model_of(local, where, model_name)
     rows = []
-    for each in points_of(local, where):
-        if each.kind == "step" and each.use == "held out" and each.void is None:
-            made = local_fit.predicted_s(local, model, each)
-            rows.append(
-                {
-                    "precision": each.precision,
-                    "kv": each.kv,
-                    "batch": each.batch,
-                    "context": each.context,
-                    "layers": each.layers,
-                    "measured_s": each.seconds,
-                    "predicted_s": made,
-                    "error_pct": round(100 * (made / each.seconds - 1), 2),
-                    "noise_pct": None if each.noise is None else round(100 * each.noise, 2),
-                }
-            )
+    for each in local_fit.together(points_of(local, where)):
+        made = local_fit.predicted_s(local, model, each)
+        rows.append(
+            {
+                "precision": each.precision,
+                "kv": each.kv,
+                "batch": each.batch,
+                "context": each.context,
+                "layers": each.layers,
+                "measured_s": each.seconds,
+                "predicted_s": made,
+                "error_pct": round(100 * (made / each.seconds - 1), 2),
+                "noise_pct": None if each.noise is None else round(100 * each.noise, 2),
+            }
+        )
     if not rows:
         raise InputError("it has no step held out", where=where, hint="profile again, with a larger --budget")
     return rows

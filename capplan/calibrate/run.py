@@ -53,6 +53,7 @@ OP_S: Final = 0.05
 PROBE_LAYERS: Final = 2
 LEAST_LAYERS: Final = 2
 LEAST_HELD_OUT: Final = 3
+LEAST_STEPS: Final = 2
 FIRST_STEPS: Final = 6
 """Steps after which a run keeps its clock."""
 STEPS_A_FORMAT: Final = 155
@@ -121,11 +122,13 @@ class Profiler:
             loop.kv_dtype = kv_dtype
             begun = time.perf_counter()
             last = begun + (end - begun) / (len(self.question.kv_dtypes) - place)
-            # Twice, the steps held out between: the machine drifts, and a fit to one moment drifts with it.
+            # All of it twice: the machine drifts, and a fit to one moment drifts with it.
+            half = begun + (last - begun) / 2
             most = self.grid(loop, precision, 0, begun + GRID_SHARE * (last - begun))
             self.rows(loop, most)
-            self.held_out(loop, precision, most, begun + (1 - GRID_SHARE) * (last - begun))
+            self.held_out(loop, precision, 0, most, half)
             self.grid(loop, precision, 1, last, most)
+            self.held_out(loop, precision, 1, most, last)
         self.prompts(loop, precision, end)
         if self.question.general:
             self.general(dtype, precision)
@@ -260,7 +263,7 @@ class Profiler:
             return point("attention", (loop.kv_dtype, m, context, turn), made)
         return point("small", (name, m, m * shape.small_bytes[name], context, turn), made)
 
-    def held_out(self, loop: DecodeLoop, precision: str, most: int, end: float) -> None:
+    def held_out(self, loop: DecodeLoop, precision: str, turn: int, most: int, end: float) -> None:
         """Whole steps that no fit sees, and the same without blocks for two of them."""
         twins = 0
         for batch, context in HELD_OUT:
@@ -268,35 +271,30 @@ class Profiler:
             enough = self._count(loop, "held out") >= least
             if batch > most or (time.perf_counter() > end and enough):
                 continue
-            self.step(loop, precision, batch, context, "held out")
-            if twins < 2 and batch > 1 and loop.dtype == "bf16" and time.perf_counter() < end:
+            self.step(loop, precision, batch, context, "held out", turn)
+            wanted = 2 if time.perf_counter() < end else 1
+            if not turn and twins < wanted and batch > 1 and loop.dtype == "bf16":
                 twins += 1
-                self.step(loop, precision, batch, context, "contiguous")
+                self.step(loop, precision, batch, context, "contiguous", turn)
 
     def _count(self, loop: DecodeLoop, use: str) -> int:
         return sum(one.use == use and one.dtype == loop.dtype for one in self.journal.of("step"))
 
-    def step(self, loop: DecodeLoop, precision: str, batch: int, context: int, use: str) -> None:
-        """One whole step; measured twice for the noise floor: P10 and P90 are over both."""
-        key = self._step_key(loop, precision, batch, context, use)
+    def step(self, loop: DecodeLoop, precision: str, batch: int, context: int, use: str, turn: int) -> None:
+        """One whole step."""
+        key = self._step_key(loop, precision, batch, context, use, turn)
         if ("step", key) in self.journal.points or not self.started(loop, key, batch, context):
             return
         flat = loop.contiguous() if use == "contiguous" else None
         for _ in range(1 + RETRIES):
             self.progress.show(f"{precision} b{batch} c{context} {use}", self.left_s)
             before, moved = self.bench.read_state(), self.bench.canary.moved()
-            first, made = (
-                self.bench.clock.time(lambda _: loop.step(flat=flat), seconds=STEP_S, warm=turn > 0)
-                for turn in range(2)
-            )
+            made = self.bench.clock.time(lambda _: loop.step(flat=flat), seconds=STEP_S, least=LEAST_STEPS)
             void = self.void(max(moved, self.bench.canary.moved()), before)
             if void is None or time.perf_counter() > self.end:
                 break
-        noise = round(abs(made.p50_s / first.p50_s - 1), 4)
-        cpu = None if made.cpu is None else (first.cpu or ()) + made.cpu
-        made = Timing(samples=first.samples + made.samples, cpu=cpu)
-        energy = self.joules_per_token(loop, batch) if use == "held out" else None
-        self.journal.add(replace(point("step", key, made, void), noise=noise, joules_per_token=energy))
+        energy = self.joules_per_token(loop, batch) if use == "held out" and not turn else None
+        self.journal.add(replace(point("step", key, made, void), joules_per_token=energy))
 
     def joules_per_token(self, loop: DecodeLoop, batch: int) -> float | None:
         """Energy of a GPU over ENERGY_S of steps, launched one by one; None where no counter tells."""
@@ -336,6 +334,8 @@ class Profiler:
         loop.layers = loop.layers[:PROMPT_LAYERS]
         loop.shape = replace(shape, layers=len(loop.layers))
         last = 0.0
+        loop.start_prompt(tokens=PROMPTS_HELD_OUT[0])
+        loop.hidden_state()  # the first pass is discarded
         for tokens in QUICK_PROMPTS if self.question.quick else PROMPTS:
             if last and time.perf_counter() + 5 * last > end:
                 break

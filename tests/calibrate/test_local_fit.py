@@ -95,6 +95,17 @@ def test_a_machine_that_never_held_still_is_refused() -> None:
         local_fit.fit(moved, shape, gpu)
 
 
+def test_a_step_held_out_twice_counts_once_with_its_noise() -> None:
+    def step(turn: int, us: float, void: str | None = None) -> Point:
+        key = ("bf16", "bf16", "bf16", 1, 400, 2, "held out", turn)
+        return Point(kind="step", key=key, us_p50=us, void=void)
+
+    (made,) = local_fit.together([step(0, 100.0), step(1, 110.0), step(2, 900.0, "canary moved 40%")])
+    assert (made.us_p50, made.noise) == (105.0, 0.1)
+    (alone,) = local_fit.together([step(0, 100.0)])
+    assert (alone.us_p50, alone.noise) == (100.0, None)
+
+
 def test_one_anchor_draws_factors_little() -> None:
     """A single whole step cannot tell products from layers: factors stay near 1."""
     model = catalog.load_model(synthetic.MODEL)
