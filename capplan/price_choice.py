@@ -176,4 +176,6 @@ def missing(book: PriceBook, gpu_id: str, *, term: Term, cloud: str | None, regi
     else:
         clouds = sorted({row.cloud for row in same_term})
         hint = f"sold by {', '.join(clouds[:12])}; or --price USD per GPU and hour"
+        if not cloud and not region:
+            hint = f"only dated or outlying listings: --cloud {clouds[0]} takes one; or --price USD"
     return InputError(f"no {what}: it is unpriced, not free", where=where, hint=hint)

@@ -239,6 +239,8 @@ def _checked(
         try:
             if dtype not in checks:
                 checks[dtype] = check_step(shape, dtype, device)
+        # torch has no one error for a missing kernel, an unsupported dtype or a full device. The format is
+        # left out and told in torch's own words; a kernel that runs and is wrong raises InputError.
         except (NotImplementedError, RuntimeError, ValueError) as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0][:120]
             warnings.append(f"{name} does not run on this device ({reason}): left out")

@@ -5,7 +5,6 @@ concurrency_or_batch, request_rate, output_tok_s, total_tok_s, ttft_ms, tpot_ms,
 An empty cell is "not published".
 """
 
-import csv
 import math
 from collections import Counter
 from collections.abc import Mapping
@@ -13,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from capplan.errors import InputError, did_you_mean, shown
+from capplan.errors import shown
+from capplan.results.csv_table import BadRowError, read_rows
 from capplan.results.notes import RunNotes, read_notes
 
 COLUMNS: Final = (
@@ -93,56 +93,17 @@ class MeasuredTable:
 
 def read_measured(path: Path) -> MeasuredTable:
     """The runs of a CSV file. Errors: InputError for a file that is no such table; never for a row."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as stream:
-            reader = csv.DictReader(stream, strict=True)
-            _check_columns(reader.fieldnames or (), path)
-            runs: list[MeasuredRun] = []
-            rejected: dict[int, str] = {}
-            for row in reader:
-                try:
-                    runs.append(_run(row, reader.line_num))
-                except _BadRowError as error:
-                    rejected[reader.line_num] = str(error)
-    except OSError as error:
-        raise InputError(
-            f"cannot be read: {error.strerror}", where=str(path), hint="name a CSV file"
-        ) from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"no CSV text: {error}", where=str(path), hint="save it as UTF-8 CSV") from None
-    return MeasuredTable(runs=tuple(runs), rejected=rejected)
+    runs, rejected = read_rows(path, COLUMNS, _run)
+    return MeasuredTable(runs=runs, rejected=rejected)
 
 
-class _BadRowError(Exception):
-    """Why a row is not used."""
-
-
-def _check_columns(found: object, path: Path) -> None:
-    names = [str(name) for name in found] if isinstance(found, list | tuple) else []
-    missing = [name for name in COLUMNS if name not in names]
-    if missing:
-        raise InputError(
-            f"column {missing[0]} is missing", where=str(path), hint=f"a table has {', '.join(COLUMNS)}"
-        )
-    unknown = [name for name in names if name not in COLUMNS]
-    if unknown:
-        raise InputError(
-            f"unknown column {shown(unknown[0])}",
-            where=str(path),
-            hint=did_you_mean(unknown[0], COLUMNS, "remove it"),
-        )
-
-
-def _run(row: Mapping[str | None, object], line: int) -> MeasuredRun:
-    if None in row or any(value is None for value in row.values()):
-        raise _BadRowError("another number of cells than columns")
-    cells = {str(name): str(value).strip() for name, value in row.items()}
+def _run(cells: Mapping[str, str], line: int) -> MeasuredRun:
     mode = cells["mode"]
     if mode not in MODES:
-        raise _BadRowError(f"unknown mode {shown(mode)}")
+        raise BadRowError(f"unknown mode {shown(mode)}")
     for name in ("engine", "model", "gpu"):
         if not cells[name]:
-            raise _BadRowError(f"no {name}")
+            raise BadRowError(f"no {name}")
     notes = read_notes(cells["notes"])
     run = MeasuredRun(
         line=line,
@@ -171,7 +132,7 @@ def _run(row: Mapping[str | None, object], line: int) -> MeasuredRun:
     )
     measured = (run.output_token_per_s, run.total_token_per_s, run.ttft_s, run.tpot_s, run.e2e_s)
     if all(value is None for value in measured):
-        raise _BadRowError("nothing measured")
+        raise BadRowError("nothing measured")
     return run
 
 
@@ -183,9 +144,9 @@ def _number(cells: Mapping[str, str], name: str, *, infinite: bool = False) -> f
     try:
         value = float(text)
     except ValueError:
-        raise _BadRowError(f"{name} is no number") from None
+        raise BadRowError(f"{name} is no number") from None
     if math.isnan(value) or value <= 0 or (math.isinf(value) and not infinite):
-        raise _BadRowError(f"{name} is not above 0")
+        raise BadRowError(f"{name} is not above 0")
     return value
 
 
@@ -197,5 +158,5 @@ def _seconds(cells: Mapping[str, str], name: str) -> float | None:
 def _count(cells: Mapping[str, str], name: str) -> int | None:
     value = _number(cells, name)
     if value is not None and value != int(value):
-        raise _BadRowError(f"{name} is no whole number")
+        raise BadRowError(f"{name} is no whole number")
     return None if value is None else int(value)

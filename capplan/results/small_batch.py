@@ -5,7 +5,6 @@ context_depth, prefill_tok_s, decode_tok_s, notes. A row has a prompt speed or a
 An empty cell is "not published".
 """
 
-import csv
 import functools
 import math
 import re
@@ -15,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from capplan.errors import InputError, did_you_mean, shown
 from capplan.results import small_batch_names as names
+from capplan.results.csv_table import BadRowError, read_rows
 from capplan.small_batch import Family, ModelReads, Platform, family_of, model_reads
 from capplan.small_batch_speed import CHUNK, Host
 from capplan.specs import Format, Model
@@ -90,60 +89,21 @@ class SmallBatchTable:
 
 def read_small_batch(path: Path) -> SmallBatchTable:
     """The runs of a CSV file. Errors: InputError for a file that is no such table; never for a row."""
-    runs: list[SmallBatchRun] = []
-    rejected: dict[int, str] = {}
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as stream:
-            reader = csv.DictReader(stream, strict=True)
-            _check_columns(reader.fieldnames or (), path)
-            for row in reader:
-                try:
-                    runs.append(_run(row, reader.line_num))
-                except _BadRowError as error:
-                    rejected[reader.line_num] = str(error)
-    except OSError as error:
-        raise InputError(
-            f"cannot be read: {error.strerror}", where=str(path), hint="name a CSV file"
-        ) from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"no CSV text: {error}", where=str(path), hint="save it as UTF-8 CSV") from None
-    return SmallBatchTable(runs=tuple(runs), rejected=rejected)
+    runs, rejected = read_rows(path, COLUMNS, _run)
+    return SmallBatchTable(runs=runs, rejected=rejected)
 
 
-class _BadRowError(Exception):
-    """Why a row is not used."""
-
-
-def _check_columns(found: object, path: Path) -> None:
-    held = [str(name) for name in found] if isinstance(found, list | tuple) else []
-    for name in COLUMNS:
-        if name not in held:
-            raise InputError(
-                f"column {name} is missing", where=str(path), hint=f"a table has {', '.join(COLUMNS)}"
-            )
-    for name in held:
-        if name not in COLUMNS:
-            raise InputError(
-                f"unknown column {shown(name)}",
-                where=str(path),
-                hint=did_you_mean(name, COLUMNS, "remove it"),
-            )
-
-
-def _run(row: Mapping[str | None, object], line: int) -> SmallBatchRun:
-    if None in row or any(value is None for value in row.values()):
-        raise _BadRowError("another number of cells than columns")
-    cells = {str(name): str(value).strip() for name, value in row.items()}
+def _run(cells: Mapping[str, str], line: int) -> SmallBatchRun:
     if "WARN" in cells["notes"]:
-        raise _BadRowError("doubted by the collector")
+        raise BadRowError("doubted by the collector")
     prompt_speed, decode_speed = _number(cells, "prefill_tok_s"), _number(cells, "decode_tok_s")
     if prompt_speed is None and decode_speed is None:
-        raise _BadRowError("no speed")
+        raise BadRowError("no speed")
     gpu = names.gpu_named(cells["gpu"])
     if gpu is None:
-        raise _BadRowError("GPU not in the catalog")
+        raise BadRowError("GPU not in the catalog")
     if "fp32" not in gpu.flop_per_s:
-        raise _BadRowError("no source gives the GPU's arithmetic rate")
+        raise BadRowError("no source gives the GPU's arithmetic rate")
     engine = names.engine_of(cells["engine"])
     # A size worked out from the measured speed says nothing beside the speed.
     file_bytes = None if "bw/tok_s" in cells["notes"] else _number(cells, "model_bytes")
@@ -170,11 +130,11 @@ def _run(row: Mapping[str | None, object], line: int) -> SmallBatchRun:
         decode_token_per_s=decode_speed,
     )
     if prompt_speed is not None and not run.prompt:
-        raise _BadRowError("prompt speed of a prompt of unknown length")
+        raise BadRowError("prompt speed of a prompt of unknown length")
     ranks = host.gpus if engine in names.TENSOR_PARALLEL else 1
     bound = ranks * gpu.memory_bandwidth_bytes_per_s / reads.token_bytes
     if decode_speed is not None and decode_speed > _ABOVE_BOUND * bound:
-        raise _BadRowError("faster than the memory's bandwidth allows")
+        raise BadRowError("faster than the memory's bandwidth allows")
     return run
 
 
@@ -184,7 +144,7 @@ def _subject(cells: Mapping[str, str], engine: str, file_bytes: float | None) ->
     try:
         weights = names.format_named(cells["quant"], file_type=file_type, engine=engine, model=model)
     except names.UnknownFormatError:
-        raise _BadRowError("weight format not known") from None
+        raise BadRowError("weight format not known") from None
     if model is None:
         printed = re.search(r"\bparams=([\d.]+) ?B\b", cells["notes"])
         model = names.model_labelled(
@@ -194,7 +154,7 @@ def _subject(cells: Mapping[str, str], engine: str, file_bytes: float | None) ->
             file_bytes=file_bytes,
         )
         if model is None:
-            raise _BadRowError("model not in the catalog")
+            raise BadRowError("model not in the catalog")
     return model, weights
 
 
@@ -217,16 +177,16 @@ def _number(cells: Mapping[str, str], name: str) -> float | None:
     try:
         value = float(text)
     except ValueError:
-        raise _BadRowError(f"{name} is no number") from None
+        raise BadRowError(f"{name} is no number") from None
     if not math.isfinite(value) or value < 0:
-        raise _BadRowError(f"{name} is not above 0")
+        raise BadRowError(f"{name} is not above 0")
     return value or None
 
 
 def _count(cells: Mapping[str, str], name: str) -> int | None:
     value = _number(cells, name)
     if value is not None and value != int(value):
-        raise _BadRowError(f"{name} is no whole number")
+        raise BadRowError(f"{name} is no whole number")
     return None if value is None else int(value)
 
 
