@@ -241,17 +241,22 @@ class _Setup:
         return Least(ttft_s=first, tpot_s=tpot, e2e_s=whole, output_token_per_s=rate * question.osl)
 
     def _figure(self, name: str, bound: float | None, value: float | None) -> Figure:
-        """A figure with the band of runs held out; wider where engine or GPU family were not measured."""
+        """A figure with the band of runs held out, wider in doubt, and never beyond what physics allows."""
         if bound is not None and not math.isfinite(bound):
             bound = None
         if value is None or not math.isfinite(value):
             return Figure(bound=bound)
         band = self.behaviour.band(name, self.doubt)
+        low, high = value * band.low, value * band.high
+        if bound is not None and name == "throughput":
+            high = max(value, min(high, bound))
+        elif bound is not None:
+            low = min(value, max(low, bound))
         return Figure(
             bound=bound,
             estimate=value,
-            low=value * band.low,
-            high=value * band.high,
+            low=low,
+            high=high,
             provenance=self.costs.provenance,
         )
 

@@ -220,3 +220,15 @@ def test_a_static_batch_of_one_waits_for_its_own_prompt() -> None:
     assert alone.ttft.bound is not None
     assert alone.ttft.estimate is not None
     assert alone.ttft.estimate > alone.ttft.bound
+
+
+def test_bands_end_where_physics_does() -> None:
+    made = latency("mistralai/Mistral-7B-v0.1", gpu="l40s", concurrency=8, isl=512)
+    for figure in (made.ttft, made.tpot, made.e2e):
+        assert figure.bound is not None
+        assert figure.low is not None
+        assert figure.estimate is not None
+        assert figure.bound <= figure.low <= figure.estimate
+    assert made.throughput.bound is not None
+    assert made.throughput.high is not None
+    assert made.throughput.high <= made.throughput.bound
