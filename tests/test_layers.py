@@ -90,6 +90,7 @@ LEVELS: list[list[str]] = [
         "cost_json",
         "cost_answer",
         "cost_estimate",
+        "sim",
     ],
     [
         "topics",

@@ -1,0 +1,1 @@
+"""Discrete-event simulation of serving: requests, the engines' schedulers, KV blocks, step by step."""
