@@ -63,7 +63,10 @@ class OpTime:
 
 
 class StepTable:
-    """Step times of one model on one GPU layout, worked out as they are asked for."""
+    """Step times of one model on one GPU layout, worked out as they are asked for.
+
+    A decoding sequence brings `work.queries` tokens to a step, each of them sampled.
+    """
 
     def __init__(self, work: StepWork, costs: Bounds, host: Host | None = None) -> None:
         self.work, self.costs, self.host = work, costs, host or Host()
@@ -94,7 +97,8 @@ class StepTable:
         sequences = decode_sequences + prompt_sequences
         if not sequences:
             return 0.0
-        time = self._dense(decode_sequences + prompt_tokens, sequences)
+        brought = decode_sequences * self.work.queries
+        time = self._dense(brought + prompt_tokens, brought + prompt_sequences)
         if decode_sequences:
             time += self._decode(decode_sequences * self.share, kv_tokens * self.share)
         if prompt_tokens:
@@ -170,6 +174,44 @@ class StepTable:
             self._attention[key] = found
         return found
 
+    def decode_piece(self, decode_sequences: int, kv_tokens: float) -> tuple[float, float, float]:
+        """A decode-only step around these contexts: (base_s, slope_s, end).
+
+        It takes base + slope · kv_tokens for contexts from these up to `end`: the same as `step_s`.
+        """
+        batch = max(1.0, decode_sequences * self.share)
+        low = math.floor(batch)
+        base = slope = 0.0
+        end = math.inf
+        for whole, weight in ((low, 1 - (batch - low)), (low + 1, batch - low)):
+            if not weight:
+                continue
+            for index, mix in enumerate(self.work.mixes):
+                piece = self._piece(index, whole, kv_tokens * self.share)
+                base += weight * mix.count * piece[0]
+                slope += weight * mix.count * piece[1]
+                end = min(end, piece[2])
+        base += self._dense(decode_sequences, decode_sequences)
+        host = self.host.step_s + self.host.sequence_s * decode_sequences
+        return host + self.host.fused * base, self.host.fused * slope * self.share, end / self.share
+
+    def _piece(self, index: int, batch: int, contexts: float) -> tuple[float, float, float]:
+        """One mixing's time as base + slope · contexts, and the contexts up to which that holds."""
+        mix = self.work.mixes[index]
+        kept = mix.kept(contexts, batch)
+        if kept < 1:
+            # Below one entry the time is that of none, up to the contexts of the first one.
+            return self._knot(index, batch, -1), 0.0, mix.contexts_of(1.0, batch)
+        low = math.floor(math.log2(kept) * KNOTS_PER_OCTAVE)
+        first, second = 2 ** (low / KNOTS_PER_OCTAVE), 2 ** ((low + 1) / KNOTS_PER_OCTAVE)
+        at_first, at_second = self._knot(index, batch, low), self._knot(index, batch, low + 1)
+        slope = (at_second - at_first) / (second - first)
+        end = mix.contexts_of(second, batch)
+        if mix.kept(contexts * 2, batch) == kept:
+            # The window is full: contexts no longer matter.
+            return at_first + slope * (kept - first), 0.0, math.inf
+        return at_first - slope * first, slope / mix.mixing.stride, end
+
     def decode_steps_s(self, decode_sequences: Any, kv_tokens: Any) -> Any:
         """Decode-only steps of many (sequences, contexts summed) at once: numpy arrays in, seconds out.
 
@@ -183,7 +225,8 @@ class StepTable:
         sequences, contexts = np.broadcast_arrays(sequences, contexts)
         for count in np.unique(sequences):
             chosen = sequences == count
-            dense = self._dense(int(count), int(count))
+            brought = int(count) * self.work.queries
+            dense = self._dense(brought, brought)
             attention = self._decode_array(float(count) * self.share, contexts[chosen] * self.share)
             host = self.host.step_s + self.host.sequence_s * float(count)
             times[chosen] = host + self.host.fused * (dense + attention)
@@ -222,9 +265,9 @@ class StepTable:
         return Bounds(self.costs.rates.gpu)
 
     def _ops(self, load: Load) -> Iterator[OpTime]:
-        tokens = load.decode_sequences + load.prompt_tokens
-        sequences = load.decode_sequences + load.prompt_sequences
-        own = {"token": tokens * self.share, "sequence": sequences * self.share}
+        brought = load.decode_sequences * self.work.queries
+        tokens, sampled = brought + load.prompt_tokens, brought + load.prompt_sequences
+        own = {"token": tokens * self.share, "sequence": sampled * self.share}
         slot = tokens / self.work.parallel.pp
         for gemm in self.work.gemms:
             m = own[gemm.each]
@@ -264,6 +307,7 @@ class StepTable:
             count = own[small.each]
             moved = (0.0, small.bytes_each * count)
             yield self._op("elementwise", small.name, small, moved, "elementwise", (small, count))
+        sequences = load.decode_sequences + load.prompt_sequences
         host = self.host.step_s + self.host.sequence_s * sequences
         if host:
             yield OpTime(

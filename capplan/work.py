@@ -49,12 +49,16 @@ class Gemm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mix:
-    """One mixing on one rank, `count` layers of it; `kv_bits` an element of what it reads."""
+    """One mixing on one rank, `count` layers of it; `kv_bits` an element of what it reads.
+
+    `queries` tokens of a decoding sequence share one read of what it kept.
+    """
 
     name: str
     mixing: Mixing
     kv_bits: float
     count: int = 1
+    queries: int = 1
 
     def kept(self, contexts: float, sequences: float) -> float:
         """Entries read by one query of each of `sequences`, whose contexts sum to `contexts`."""
@@ -69,6 +73,15 @@ class Mix:
             mean = min(mean, own.selected)
         return mean * sequences
 
+    def contexts_of(self, kept: float, sequences: float) -> float:
+        """The contexts, summed, from which `kept` entries are read, or at which no more are: infinite if never."""
+        own = self.mixing
+        if own.form == "state" or sequences <= 0:
+            return math.inf
+        mean = kept / sequences
+        full = min(own.selected or math.inf, (own.window or math.inf) / own.stride)
+        return min(mean, full) * own.stride * sequences
+
     def kept_array(self, contexts: Any, sequences: float) -> Any:
         """The same for many sums of contexts at once (a numpy array)."""
         import numpy as np
@@ -80,15 +93,16 @@ class Mix:
         return np.minimum(mean, own.selected or np.inf) * sequences
 
     def decode_load(self, batch: float, kept: float) -> tuple[float, float]:
-        """FLOP and least bytes of one query a sequence over `kept` entries in all."""
+        """FLOP and least bytes of `queries` a sequence over `kept` entries in all."""
         own = self.mixing
         if own.form == "state":
-            return batch * own.state_flop, batch * own.state_bytes
+            return batch * self.queries * own.state_flop, batch * own.state_bytes
         widths = own.k_width + own.v_width
-        flop = 2 * kept * own.heads * widths
+        heads = own.heads * self.queries
+        flop = 2 * kept * heads * widths
         # A latent's value part is a part of its key: read once.
         entry = own.k_width if own.form in ("latent", "scan") else own.kv_heads * widths
-        return flop, kept * entry * self.kv_bits / 8 + 2 * batch * own.heads * widths
+        return flop, kept * entry * self.kv_bits / 8 + 2 * batch * heads * widths
 
     def prefill_load(self, sequences: float, tokens: float, pairs: float) -> tuple[float, float]:
         """FLOP and least bytes of `tokens` new tokens with `pairs` query-key pairs."""
@@ -163,7 +177,11 @@ class Elementwise:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepWork:
-    """Everything one step does on one rank, by kind."""
+    """Everything one step does on one rank, by kind.
+
+    `queries` are the tokens that a decoding sequence brings to a step: more than one where drafted tokens
+    are verified.
+    """
 
     gemms: tuple[Gemm, ...]
     mixes: tuple[Mix, ...]
@@ -171,6 +189,7 @@ class StepWork:
     collectives: tuple[Collective, ...]
     elementwise: tuple[Elementwise, ...]
     parallel: Parallelism
+    queries: int = 1
     notes: tuple[str, ...] = field(default=())
 
     @property
@@ -199,6 +218,12 @@ def work_of(
         elementwise=_merged(made.elementwise),
         parallel=parallel,
     )
+
+
+def verifying(work: StepWork, queries: int) -> StepWork:
+    """The same work with `queries` tokens of each decoding sequence in a step: one, and those drafted."""
+    mixes = tuple(replace(mix, queries=queries) for mix in work.mixes)
+    return replace(work, mixes=mixes, queries=queries)
 
 
 def _merged(entries: list[Any]) -> tuple[Any, ...]:

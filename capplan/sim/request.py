@@ -18,6 +18,8 @@ class Request:
     `output_tokens` counts the tokens it will make, the first one included. `output_key` names its output as a
     segment, for a later prompt that contains it (the next turn of a session); None: nobody asks for it.
     `session` and `turn` are the workload's own. `samples` answers of one prompt share its KV (--n).
+    `computed_tokens` have their KV, `made_tokens` were sampled; while a request decodes both stand as they
+    were at the replica's `since_tick`, and grow by one a tick (see replica.py).
     """
 
     __slots__ = (
@@ -25,6 +27,7 @@ class Request:
         "cached_tokens",
         "computed_tokens",
         "done_s",
+        "end_tick",
         "first_scheduled_s",
         "first_token_s",
         "index",
@@ -36,6 +39,7 @@ class Request:
         "samples",
         "segments",
         "session",
+        "since_tick",
         "turn",
     )
 
@@ -65,6 +69,8 @@ class Request:
         self.made_tokens = 0
         self.cached_tokens = 0
         self.preemptions = 0
+        self.since_tick = 0
+        self.end_tick = 0
         self.first_scheduled_s = NOT_YET
         self.first_token_s = NOT_YET
         self.done_s = NOT_YET
