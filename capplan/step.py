@@ -20,6 +20,9 @@ from capplan.work import Mix, StepWork, work_of
 KNOTS_PER_OCTAVE: Final = 8
 """Knots of attention's time over the tokens kept: with 8 a curve's chord is within 0.1 % of it."""
 
+CHUNKS_KEPT: Final = 65536
+"""Times of prompt chunks kept, for prompts of the same length come again."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
@@ -62,6 +65,10 @@ class OpTime:
     time_s: float
 
 
+Piece = tuple[float, float, float, float]
+"""Over contexts from `first` to `end`, a time of base + slope · contexts: (base_s, slope_s, first, end)."""
+
+
 class StepTable:
     """Step times of one model on one GPU layout, worked out as they are asked for.
 
@@ -75,6 +82,8 @@ class StepTable:
         self._tokens: dict[int, float] = {}
         self._sequences: dict[int, float] = {}
         self._attention: dict[tuple[int, int, int], float] = {}
+        self._pieces: dict[tuple[int, int], Piece] = {}
+        self._chunks: dict[tuple[float, float, float], float] = {}
 
     def step_s(
         self,
@@ -99,7 +108,11 @@ class StepTable:
             return 0.0
         brought = decode_sequences * self.work.queries
         time = self._dense(brought + prompt_tokens, brought + prompt_sequences)
-        if decode_sequences:
+        if isinstance(decode_sequences, int):
+            if decode_sequences:
+                base, slope, _, _ = self._attention_piece(decode_sequences, kv_tokens)
+                time += base + slope * kv_tokens
+        elif decode_sequences:
             time += self._decode(decode_sequences * self.share, kv_tokens * self.share)
         if prompt_tokens:
             time += self._prompts(
@@ -109,6 +122,8 @@ class StepTable:
 
     def _dense(self, tokens: float, sequences: float) -> float:
         """Everything but attention: exact at whole numbers, linear between."""
+        if isinstance(tokens, int) and isinstance(sequences, int):
+            return self._at_tokens(tokens) + self._at_sequences(sequences)
         return _between(self._at_tokens, tokens) + _between(self._at_sequences, sequences)
 
     def _at_tokens(self, tokens: int) -> float:
@@ -174,12 +189,25 @@ class StepTable:
             self._attention[key] = found
         return found
 
-    def decode_piece(self, decode_sequences: int, kv_tokens: float) -> tuple[float, float, float]:
-        """A decode-only step around these contexts: (base_s, slope_s, end).
+    def decode_piece(self, decode_sequences: int, kv_tokens: float) -> Piece:
+        """A decode-only step of whole sequences as an affine function of the contexts around these.
 
-        It takes base + slope · kv_tokens for contexts from these up to `end`: the same as `step_s`.
+        The same as `step_s`, which is affine between the knots of attention's time.
         """
-        batch = max(1.0, decode_sequences * self.share)
+        base, slope, first, end = self._attention_piece(decode_sequences, kv_tokens)
+        host = self.host.step_s + self.host.sequence_s * decode_sequences
+        dense = self._at_tokens(decode_sequences) + self._at_sequences(decode_sequences)
+        return host + self.host.fused * (dense + base), self.host.fused * slope, first, end
+
+    def _attention_piece(self, sequences: int, contexts: float) -> Piece:
+        key = (sequences, int(math.log2(contexts) * KNOTS_PER_OCTAVE) if contexts > 1 else -1)
+        found = self._pieces.get(key)
+        if found is None or not found[2] <= contexts < found[3]:
+            found = self._pieces[key] = self._new_piece(sequences, contexts)
+        return found
+
+    def _new_piece(self, sequences: int, contexts: float) -> Piece:
+        batch = max(1.0, sequences * self.share)
         low = math.floor(batch)
         base = slope = 0.0
         end = math.inf
@@ -187,13 +215,11 @@ class StepTable:
             if not weight:
                 continue
             for index, mix in enumerate(self.work.mixes):
-                piece = self._piece(index, whole, kv_tokens * self.share)
+                piece = self._piece(index, whole, contexts * self.share)
                 base += weight * mix.count * piece[0]
                 slope += weight * mix.count * piece[1]
                 end = min(end, piece[2])
-        base += self._dense(decode_sequences, decode_sequences)
-        host = self.host.step_s + self.host.sequence_s * decode_sequences
-        return host + self.host.fused * base, self.host.fused * slope * self.share, end / self.share
+        return base, slope * self.share, contexts, end / self.share
 
     def _piece(self, index: int, batch: int, contexts: float) -> tuple[float, float, float]:
         """One mixing's time as base + slope · contexts, and the contexts up to which that holds."""
@@ -251,10 +277,17 @@ class StepTable:
         return made
 
     def _prompts(self, sequences: float, tokens: float, pairs: float) -> float:
-        return sum(
-            mix.count * self.costs.prefill(mix, sequences, tokens, windowed_pairs(mix, tokens, pairs))
-            for mix in self.work.mixes
-        )
+        key = (sequences, tokens, pairs)
+        found = self._chunks.get(key)
+        if found is None:
+            found = sum(
+                mix.count * self.costs.prefill(mix, sequences, tokens, windowed_pairs(mix, tokens, pairs))
+                for mix in self.work.mixes
+            )
+            if len(self._chunks) >= CHUNKS_KEPT:
+                self._chunks.clear()
+            self._chunks[key] = found
+        return found
 
     def ops(self, load: Load) -> tuple[OpTime, ...]:
         """The step's operations, each with its work, its bound and its time."""
@@ -262,7 +295,7 @@ class StepTable:
 
     @cached_property
     def _bounds(self) -> Bounds:
-        return Bounds(self.costs.rates.gpu)
+        return Bounds(self.costs.rates.gpu, self.costs.skew)
 
     def _ops(self, load: Load) -> Iterator[OpTime]:
         brought = load.decode_sequences * self.work.queries

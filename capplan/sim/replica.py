@@ -227,8 +227,8 @@ class Replica:
         size = self.limits.block_size
         rounds, rest = divmod(steps - 1, size)
         needed = rounds * self.decoding
-        first = self.tick + 1
-        needed += sum(self._phases[(first + at) % size] for at in range(rest))
+        first = (self.tick + 1) % size
+        needed += sum(self._phases[first : first + rest]) + sum(self._phases[: max(0, first + rest - size)])
         self.blocks.take(needed)
 
     def _start(self, request: Request) -> None:

@@ -31,7 +31,7 @@ class TableTimes:
         passed, steps = 0.0, 0
         while True:
             contexts = kv_tokens + steps * decoding
-            base, slope, end = self.table.decode_piece(decoding, contexts)
+            base, slope, _, end = self.table.decode_piece(decoding, contexts)
             first, growth = base + slope * contexts, slope * decoding
             room = most - steps
             if end < contexts + room * decoding:
