@@ -113,6 +113,11 @@ class KvBlocks:
                 self._evict(entry)
             del queue[entry]
 
+    def give_back(self, count: int) -> None:
+        """So many blocks in use that hold nothing worth keeping."""
+        self.free += count
+        self._blank += count
+
     def release(self, request: Request, computed: int, made: int = 0) -> None:
         """Free what a request holds, `computed` tokens, of which it made the last `made`."""
         blocks = self.blocks_for(computed)
@@ -173,7 +178,7 @@ class KvBlocks:
     def _keep(self, request: Request, upto: int, made: int) -> None:
         """Enter a request's full shareable blocks of its first `upto` tokens; the last `made` are its answer."""
         held = self._shared.setdefault(request, [])
-        for at, chain in enumerate(self._chains(request, upto - made, made)):
+        for at, chain in enumerate(self._chains(request, min(upto - made, request.prompt_tokens), made)):
             if at >= len(held):
                 block = _Shared(chain)
                 self._cached.setdefault(chain, []).append(block)

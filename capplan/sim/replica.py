@@ -7,6 +7,7 @@ it: a request decodes since a tick, ends at a tick, and needs a block whenever i
 import heapq
 from collections import deque
 from dataclasses import dataclass
+from typing import Protocol
 
 from capplan.sim.kv_blocks import KvBlocks
 from capplan.sim.request import NOT_YET, Request
@@ -16,7 +17,11 @@ from capplan.sim.request import NOT_YET, Request
 class Limits:
     """What an engine allows, under vLLM's names; `kv_blocks` are those that requests can use.
 
-    `reserve_full`: a prompt is admitted only if all of it has room. `spare_blocks` stay free on admission.
+    `reserve_full`: a prompt is admitted only if all of it has room. `spare_blocks` stay free on
+    admission while anything runs.
+    `whole_prompts`: a prompt is never cut into chunks; one of more than max_num_batched_tokens is refused.
+    `max_new_tokens` is what clients ask at most, None: as many as they get; engines that reserve go by it.
+    `queries` are the tokens that a decoding sequence brings to a step, 1 + those drafted.
     """
 
     max_num_seqs: int
@@ -28,16 +33,68 @@ class Limits:
     prefix_caching: bool = False
     reserve_full: bool = True
     spare_blocks: int = 0
+    whole_prompts: bool = False
+    max_new_tokens: int | None = None
+    queries: int = 1
+
+    def new_tokens(self, request: Request) -> int:
+        """Tokens that the engine expects a request to make at most."""
+        return max(request.output_tokens, self.max_new_tokens or 0)
+
+
+class KvMemory(Protocol):
+    """Memory of a replica in blocks; KvBlocks is the paged one. `used` + `free` = `total`."""
+
+    total: int
+    block_size: int
+    free: int
+
+    @property
+    def used(self) -> int:
+        """Blocks in use."""
+        ...
+
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks that hold so many tokens."""
+        ...
+
+    def admit(
+        self, request: Request, *, tokens: int, limit: int, whole: bool = False, spare: int = 0
+    ) -> int | None:
+        """Memory for a waiting request: the tokens found in the cache, or None where too little is free."""
+        ...
+
+    def grow(self, request: Request, computed: int, upto: int) -> bool:
+        """Memory for a request's tokens from `computed` up to `upto`; False where too little is free."""
+        ...
+
+    def take(self, count: int) -> None:
+        """So many free blocks."""
+        ...
+
+    def give_back(self, count: int) -> None:
+        """So many blocks that hold nothing worth keeping."""
+        ...
+
+    def release(self, request: Request, computed: int, made: int = 0) -> None:
+        """Free what a request holds, `computed` tokens, of which it made the last `made`."""
+        ...
+
+    def forget(self, request: Request) -> None:
+        """A request will not come back."""
+        ...
 
 
 class Step:
     """What one step computes: `decoding` sequences over `kv_tokens`, and `chunks` of prompts.
 
-    A chunk is (request, tokens, tokens before them); together they have `prompt_tokens` and `prompt_pairs` of
-    queries and keys, n · past + n · (n + 1) / 2 each. A lone token after the prompt, as after a preemption, is
-    no prompt: it counts among the decoding. `kv_blocks` are in use when the step ends, before requests leave.
+    A chunk is (request, tokens, tokens before them); together they have `prompt_tokens` and `prompt_pairs`
+    of queries and keys, n · past + n · (n + 1) / 2 each. A lone token after the prompt, as after a
+    preemption, is no prompt: it counts among the decoding. When it ends, before requests leave, `kv_blocks`
+    are in use and `made_tokens` came out.
     `steady`: with nobody new, the next step would be like this one until a request ends or blocks run out.
     `open`: a request that arrives now would be let in.
+    `stalled`: those that decode wait for this step's prompts. `padding` is computed besides, in vain.
     """
 
     __slots__ = (
@@ -46,12 +103,15 @@ class Step:
         "held_back",
         "kv_blocks",
         "kv_tokens",
+        "made_tokens",
         "open",
+        "padding",
         "preempted",
         "prompt_pairs",
         "prompt_sequences",
         "prompt_tokens",
         "resumed",
+        "stalled",
         "steady",
     )
 
@@ -59,6 +119,7 @@ class Step:
         self.decoding = 0
         self.kv_tokens = 0
         self.kv_blocks = 0
+        self.made_tokens = 0
         self.prompt_sequences = 0
         self.prompt_tokens = 0
         self.prompt_pairs = 0
@@ -68,6 +129,8 @@ class Step:
         self.resumed = 0
         self.steady = False
         self.open = False
+        self.stalled = False
+        self.padding: Step | None = None
 
     def add(self, request: Request, tokens: int, past: int) -> None:
         """A chunk of a prompt, or of a preempted request's tokens."""
@@ -80,28 +143,62 @@ class Step:
         self.prompt_tokens += tokens
         self.prompt_pairs += tokens * past + tokens * (tokens + 1) // 2
 
+    def padded(self) -> "Step":
+        """What is computed in all, the padding with it."""
+        if self.padding is None:
+            return self
+        whole = Step()
+        for name in ("decoding", "kv_tokens", "prompt_sequences", "prompt_tokens", "prompt_pairs"):
+            setattr(whole, name, getattr(self, name) + getattr(self.padding, name))
+        return whole
+
 
 class Replica:
     """The state that a scheduler reads and changes.
 
-    `waiting` in order; `running` in order of admission, of them `prefilling`, with prompt tokens left. The
-    `decoding` others hold `kv_tokens` tokens together.
+    `waiting` in order; `running` in order of admission, of them `prefilling`, with prompt tokens left; their
+    answers are `sequences` in all. The `decoding` ones hold `kv_tokens` tokens together, a prompt's shared by
+    several answers as often as they read it. `last_call`: nobody is known to come any more.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    leaps = True
+    """Whether steps alike may be taken at once."""
+    prompts_only = False
+    """Whether requests leave with their first token, their KV held until it is fetched."""
+
+    def __init__(self, limits: Limits, blocks: KvMemory | None = None) -> None:
         self.limits = limits
-        self.blocks = KvBlocks(
+        self.blocks: KvMemory = blocks or KvBlocks(
             total=limits.kv_blocks, block_size=limits.block_size, caching=limits.prefix_caching
         )
         self.waiting: deque[Request] = deque()
         self.running: dict[Request, None] = {}
         self.prefilling: dict[Request, None] = {}
+        self.sequences = 0
         self.decoding = 0
         self.kv_tokens = 0
         self.tick = 0
+        self.last_call = False
         self._phases = [0] * limits.block_size
         self._ends: list[tuple[int, int, Request]] = []
         self._order = 0
+
+    def fits(self, request: Request) -> bool:
+        """Whether the whole request has room in an empty replica; its answer is cut at max_model_len."""
+        limits = self.limits
+        if limits.max_model_len is not None:
+            room = limits.max_model_len - request.prompt_tokens
+            if room < 1:
+                return False
+            if room < request.output_tokens:
+                request.output_tokens, request.truncated = room, True
+        tokens = request.prompt_tokens + request.output_tokens
+        if limits.whole_prompts and request.prompt_tokens > limits.max_num_batched_tokens:
+            return False
+        if request.samples > limits.max_num_seqs:
+            return False
+        blocks = self.blocks.blocks_for(tokens - 1) + self._copies(request, tokens - 1)
+        return blocks <= limits.kv_blocks
 
     def context(self, request: Request) -> int:
         """Tokens of a running request that have their KV."""
@@ -121,38 +218,61 @@ class Replica:
 
     def decode_one(self, step: Step, request: Request) -> bool:
         """One decoding request makes a token in this step; False where its block is missing."""
-        context = self.context(request)
+        context, answers = self.context(request), request.samples
         if context % self.limits.block_size == 0:
-            if not self.blocks.free:
+            if self.blocks.free < answers:
                 return False
-            self.blocks.take(1)
-        step.decoding += 1
-        step.kv_tokens += context
+            self.blocks.take(answers)
+        step.decoding += answers
+        step.kv_tokens += answers * context
         return True
+
+    def blocks_to_chunk(self, request: Request, tokens: int) -> int:
+        """Blocks that a running prompt needs for so many more tokens."""
+        computed, upto = request.computed_tokens, request.computed_tokens + tokens
+        needed = self.blocks.blocks_for(upto) - self.blocks.blocks_for(computed)
+        return needed + self._copies_at(request, upto) if request.samples > 1 else needed
 
     def chunk(self, step: Step, request: Request, tokens: int) -> bool:
         """A running prompt advances by so many tokens in this step; False where blocks are missing."""
-        past = request.computed_tokens
+        past, copies = request.computed_tokens, 0
+        if request.samples > 1:
+            copies = self._copies_at(request, past + tokens)
+            if self.blocks_to_chunk(request, tokens) > self.blocks.free:
+                return False
         if not self.blocks.grow(request, past, past + tokens):
             return False
+        self.blocks.take(copies)
         step.add(request, tokens, past)
         return True
 
     def admit(self, step: Step, request: Request, most: int) -> int:
-        """Let the request in with a chunk of `most` tokens at most; the chunk's tokens, 0: no room."""
+        """Let the request in with a chunk of `most` tokens at most; the chunk's tokens, 0: no room.
+
+        Tokens computed elsewhere, as by a prefill replica, need their blocks and no chunk.
+        """
         limits = self.limits
-        tokens = request.prompt_tokens + request.made_tokens
+        tokens, received = request.prompt_tokens + request.made_tokens, request.computed_tokens
+        copies = self._copies(request, tokens) if request.samples > 1 else 0
         cached = self.blocks.admit(
-            request, tokens=tokens, limit=most, whole=limits.reserve_full, spare=limits.spare_blocks
+            request,
+            tokens=tokens,
+            limit=most + received,
+            whole=limits.reserve_full,
+            spare=(limits.spare_blocks if self.running else 0) + copies,
         )
         if cached is None:
             return 0
+        cached = max(cached, received)
         chunk = min(tokens - cached, most)
+        if copies and cached + chunk == tokens:
+            self.blocks.take(copies)
         request.computed_tokens = cached
         if request.preemptions:
             step.resumed += 1
-        else:
+        elif not received:
             request.cached_tokens = cached
+        self.sequences += request.samples
         self.running[request] = None
         self.prefilling[request] = None
         step.add(request, chunk, cached)
@@ -164,7 +284,9 @@ class Replica:
             del self.prefilling[request]
         else:
             self._stop(request)
-        del self.running[request]
+            if request.samples > 1:
+                self.blocks.give_back(self._copies(request, request.computed_tokens))
+        self._leave(request)
         self.blocks.release(request, request.computed_tokens, request.made_tokens)
         request.computed_tokens = 0
         request.preemptions += 1
@@ -172,7 +294,7 @@ class Replica:
         step.preempted.append(request)
 
     def steady_steps(self) -> int:
-        """Steps like this one until a request ends or blocks run out; this step's blocks are taken already."""
+        """Steps like this one until a request ends or blocks run out; this step's blocks are taken."""
         steps = self._next_end() - self.tick
         free, size = self.blocks.free, self.limits.block_size
         if -(-steps // size) * self.decoding <= free:
@@ -189,10 +311,13 @@ class Replica:
         if steps > 1:
             self._take_ahead(steps)
         step.kv_blocks = self.blocks.used
-        self.tick += steps
-        self.kv_tokens += self.decoding * steps
+        ticks = 0 if step.stalled else steps
+        step.made_tokens = self.decoding * ticks
+        self.tick += ticks
+        self.kv_tokens += self.decoding * ticks
         for request in step.held_back:
-            self._hold_back(request)
+            step.made_tokens -= request.samples
+            self._shift(request, -1)
         ends = self._ends
         while ends and ends[0][0] <= self.tick:
             tick, _, request = heapq.heappop(ends)
@@ -207,20 +332,49 @@ class Replica:
                 continue
             del self.prefilling[request]
             request.made_tokens += 1
+            step.made_tokens += request.samples
             if request.first_token_s == NOT_YET:
                 request.first_token_s = now_s
-            if request.made_tokens == request.output_tokens:
+            if request.made_tokens == request.output_tokens or self.prompts_only:
                 done.append(request)
             else:
                 self._start(request)
         for request in done:
             request.done_s = now_s
-            del self.running[request]
-            self.blocks.release(
-                request, request.computed_tokens, request.computed_tokens - request.prompt_tokens
-            )
-            self.blocks.forget(request)
+            self._leave(request)
+            if not self.prompts_only:
+                self.let_go(request)
         return done
+
+    def let_go(self, request: Request) -> None:
+        """Free the memory of a request that is through."""
+        computed = request.computed_tokens
+        if request.samples > 1:
+            self.blocks.give_back(self._copies(request, computed))
+        self.blocks.release(request, computed, computed - request.prompt_tokens)
+        self.blocks.forget(request)
+
+    def _leave(self, request: Request) -> None:
+        del self.running[request]
+        self.sequences -= request.samples
+
+    def _copies(self, request: Request, tokens: int) -> int:
+        """Blocks of the second and further answers: all but the prompt's full ones, which they share.
+
+            (n − 1) · (ceil(tokens / block_size) − floor(prompt / block_size))
+
+        The prompt's last block is copied when an answer first writes to it.
+        Source: PagedAttention (Kwon et al. 2023), section 4.4, parallel sampling.
+        """
+        if request.samples == 1:
+            return 0
+        shared = request.prompt_tokens // self.limits.block_size
+        return (request.samples - 1) * (self.blocks.blocks_for(tokens) - shared)
+
+    def _copies_at(self, request: Request, computed: int) -> int:
+        """The copies that are due when a running request's prompt is computed so far."""
+        whole = request.prompt_tokens + request.made_tokens
+        return self._copies(request, computed) if computed == whole else 0
 
     def _take_ahead(self, steps: int) -> None:
         """The blocks of the steps after the first."""
@@ -233,32 +387,33 @@ class Replica:
 
     def _start(self, request: Request) -> None:
         """A request decodes from this tick on."""
-        self.decoding += 1
-        self.kv_tokens += request.computed_tokens
+        answers = request.samples
+        self.decoding += answers
+        self.kv_tokens += answers * request.computed_tokens
         request.since_tick = self.tick
-        self._phases[(self.tick - request.computed_tokens) % self.limits.block_size] += 1
+        self._phases[(self.tick - request.computed_tokens) % self.limits.block_size] += answers
         request.end_tick = self.tick + request.output_tokens - request.made_tokens
         self._order += 1
         heapq.heappush(self._ends, (request.end_tick, self._order, request))
 
     def _stop(self, request: Request) -> None:
         """A request decodes no more; its counts are those of this tick."""
-        since = request.since_tick
-        self._phases[(since - request.computed_tokens) % self.limits.block_size] -= 1
+        since, answers = request.since_tick, request.samples
+        self._phases[(since - request.computed_tokens) % self.limits.block_size] -= answers
         request.computed_tokens += self.tick - since
         request.made_tokens += self.tick - since
         request.end_tick = 0
-        self.decoding -= 1
-        self.kv_tokens -= request.computed_tokens
+        self.decoding -= answers
+        self.kv_tokens -= answers * request.computed_tokens
 
-    def _hold_back(self, request: Request) -> None:
-        """A decoding request was not in the step that has just ended: it lags a tick behind."""
-        size = self.limits.block_size
-        self._phases[(request.since_tick - request.computed_tokens) % size] -= 1
-        request.since_tick += 1
-        self._phases[(request.since_tick - request.computed_tokens) % size] += 1
-        request.end_tick += 1
-        self.kv_tokens -= 1
+    def _shift(self, request: Request, tokens: int) -> None:
+        """A decoding request is so many tokens ahead of the tick; −1 where it was not in the step."""
+        size, answers = self.limits.block_size, request.samples
+        self._phases[(request.since_tick - request.computed_tokens) % size] -= answers
+        request.since_tick -= tokens
+        self._phases[(request.since_tick - request.computed_tokens) % size] += answers
+        request.end_tick -= tokens
+        self.kv_tokens += answers * tokens
         self._order += 1
         heapq.heappush(self._ends, (request.end_tick, self._order, request))
 

@@ -40,6 +40,7 @@ class Request:
         "segments",
         "session",
         "since_tick",
+        "truncated",
         "turn",
     )
 
@@ -71,6 +72,7 @@ class Request:
         self.preemptions = 0
         self.since_tick = 0
         self.end_tick = 0
+        self.truncated = False
         self.first_scheduled_s = NOT_YET
         self.first_token_s = NOT_YET
         self.done_s = NOT_YET

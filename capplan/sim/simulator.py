@@ -85,39 +85,35 @@ def run(
     Requests that could never fit are rejected when they arrive.
     """
     arrivals = Arrivals(workload)
-    waiting, limits = replica.waiting, replica.limits
+    waiting = replica.waiting
     now: float = 0
     while True:
         while arrivals.next_s <= now:
             request = arrivals.pop()
-            if _fits(replica, request):
+            replica.last_call = False
+            if replica.fits(request):
                 waiting.append(request)
             else:
                 recorder.rejected(request, now)
                 arrivals.answered(request, now)
         step = scheduler(replica)
         if not step.decoding and not step.chunks:
-            if arrivals.next_s == math.inf:
+            if arrivals.next_s < math.inf:
+                now = max(now, arrivals.next_s)
+            elif waiting and not replica.last_call:
+                replica.last_call = True
+            else:
                 return now
-            now = max(now, arrivals.next_s)
             continue
-        count = 1
-        if step.steady:
+        count, load = 1, step if step.padding is None else step.padded()
+        if step.steady and replica.leaps:
             most = replica.steady_steps()
             until = arrivals.next_s - now if step.open else math.inf
-            count, took = times.steps_s(step.decoding, step.kv_tokens, most, until)
+            count, took = times.steps_s(load.decoding, load.kv_tokens, most, until)
         else:
-            took = times.step_s(step)
+            took = times.step_s(load)
         start, now = now, now + took
         done = replica.finish(step, count, now, start)
         recorder.steps(replica, step, count, start, now, done)
         for request in done:
             arrivals.answered(request, now)
-
-
-def _fits(replica: Replica, request: Request) -> bool:
-    """Whether the whole request has room in an empty replica."""
-    tokens, limits = request.prompt_tokens + request.output_tokens, replica.limits
-    if limits.max_model_len is not None and tokens > limits.max_model_len:
-        return False
-    return replica.blocks.blocks_for(tokens - 1) + limits.spare_blocks <= limits.kv_blocks

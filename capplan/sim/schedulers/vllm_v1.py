@@ -13,50 +13,48 @@ def vllm_v1(replica: Replica) -> Step:
 
     Source: vllm/v1/core/sched/scheduler.py, 0.32; equal step by step to its logs (tests/sim).
     """
-    step, limits = Step(), replica.limits
+    step, limits, waiting = Step(), replica.limits, replica.waiting
     budget = limits.max_num_batched_tokens
-    if _everyone_fits(replica, budget):
+    # A lone request has nobody to hold up: its prompt is not cut.
+    alone = len(replica.running) + len(waiting) == 1
+    longest = budget if alone else limits.long_prefill_token_threshold or budget
+    if _everyone_fits(replica, budget, longest):
         replica.decode_all(step)
-        budget -= step.decoding
+        budget -= step.decoding * limits.queries
         for request in replica.prefilling:
-            tokens = _chunk(replica, request, budget)
+            tokens = _chunk(request, budget, longest)
             replica.chunk(step, request, tokens)
             budget -= tokens
     else:
-        budget = _one_by_one(replica, step, budget)
-    waiting = replica.waiting
+        budget = _one_by_one(replica, step, budget, longest)
     if not step.preempted:
-        while waiting and budget > 0 and len(replica.running) < limits.max_num_seqs:
-            alone = not replica.running and len(waiting) == 1
-            most = budget if alone else min(budget, limits.long_prefill_token_threshold or budget)
-            tokens = replica.admit(step, waiting[0], most)
+        while waiting and budget > 0 and replica.sequences + waiting[0].samples <= limits.max_num_seqs:
+            tokens = replica.admit(step, waiting[0], min(budget, longest))
             if not tokens:
                 break
             waiting.popleft()
             budget -= tokens
     step.steady = not (step.chunks or step.preempted or step.held_back)
-    step.open = not waiting and budget > 0 and len(replica.running) < limits.max_num_seqs
+    step.open = not waiting and budget > 0 and replica.sequences < limits.max_num_seqs
     return step
 
 
-def _chunk(replica: Replica, request: Request, budget: int) -> int:
+def _chunk(request: Request, budget: int, longest: int) -> int:
     """Tokens of a running prompt's next chunk."""
-    left = request.prompt_tokens + request.made_tokens - request.computed_tokens
-    return min(left, replica.limits.long_prefill_token_threshold or left, budget)
+    return min(request.prompt_tokens + request.made_tokens - request.computed_tokens, longest, budget)
 
 
-def _everyone_fits(replica: Replica, budget: int) -> bool:
+def _everyone_fits(replica: Replica, budget: int, longest: int) -> bool:
     """Whether all running requests get all they want: then their order does not matter."""
-    tokens, blocks = replica.decoding, replica.blocks_to_decode()
+    tokens, blocks = replica.decoding * replica.limits.queries, replica.blocks_to_decode()
     for request in replica.prefilling:
-        chunk = _chunk(replica, request, budget)
-        computed = request.computed_tokens
+        chunk = _chunk(request, budget, longest)
         tokens += chunk
-        blocks += replica.blocks.blocks_for(computed + chunk) - replica.blocks.blocks_for(computed)
+        blocks += replica.blocks_to_chunk(request, chunk)
     return tokens <= budget and blocks <= replica.blocks.free
 
 
-def _one_by_one(replica: Replica, step: Step, budget: int) -> int:
+def _one_by_one(replica: Replica, step: Step, budget: int, longest: int) -> int:
     """Running requests in order of admission, while the budget lasts; what is left of it."""
     for request in list(replica.running):
         if request not in replica.running:
@@ -66,7 +64,7 @@ def _one_by_one(replica: Replica, step: Step, budget: int) -> int:
             if not prompt:
                 step.held_back.append(request)
             continue
-        tokens = _chunk(replica, request, budget) if prompt else 1
+        tokens = _chunk(request, budget, longest) if prompt else 1
         while not (replica.chunk(step, request, tokens) if prompt else replica.decode_one(step, request)):
             last = next(reversed(replica.running))
             replica.preempt(step, last)
