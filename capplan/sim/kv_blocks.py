@@ -33,11 +33,11 @@ class _Run:
 
 
 class KvBlocks:
-    """`total` blocks of `block_size` tokens; with `caching`, a freed block keeps its tokens until it is reused.
+    """`total` blocks of `block_size` tokens; with `caching`, a freed block keeps its tokens until reused.
 
-    Blank blocks are reused first, those that were not full when they were freed among them; then the others in
-    the order they were freed, a request's last block first. Of the blocks a request holds only the shared ones
-    are kept; the others follow from its tokens.
+    Blank blocks are reused first, those that were not full when they were freed among them; then the others
+    in the order they were freed, a request's last block first. Of the blocks a request holds only the shared
+    ones are kept; the others follow from its tokens.
     Source: vLLM V1's block pool, whose steps tests/sim compares.
     """
 
@@ -60,6 +60,14 @@ class KvBlocks:
         """Blocks that hold so many tokens."""
         return -(-tokens // self.block_size)
 
+    def cached_tokens(self, request: Request) -> int:
+        """Tokens of a waiting request that the cache holds; the last one is never taken from it."""
+        if not self.caching:
+            return 0
+        tokens = request.prompt_tokens + request.made_tokens
+        hits, own = self._hits(request, (tokens - 1) // self.block_size)
+        return (len(hits) + own) * self.block_size
+
     def admit(
         self, request: Request, *, tokens: int, limit: int, whole: bool = False, spare: int = 0
     ) -> int | None:
@@ -68,7 +76,7 @@ class KvBlocks:
         It has `tokens` in all and computes `limit` of them at most beyond those cached; with `whole` all of
         them must have room, and `spare` blocks must stay free. The last token is never taken from the cache.
         """
-        hits, own = self._hits(request, (tokens - 1) // self.block_size) if self.caching else ((), 0)
+        hits, own = self._hits(request, (tokens - 1) // self.block_size) if self.caching else ([], 0)
         cached = (len(hits) + own) * self.block_size
         idle = own + sum(1 for block in hits if not block.holders)
         upto = min(tokens, cached + limit)
@@ -146,7 +154,7 @@ class KvBlocks:
         self._left.pop(request, None)
 
     def _hits(self, request: Request, most: int) -> tuple[list[_Shared], int]:
-        """Cached blocks of a request from its beginning, `most` at most: shared ones, then how many of its own."""
+        """Cached blocks of a request from its beginning, `most` at most: shared ones, how many of its own."""
         hits: list[_Shared] = []
         made = request.made_tokens if request.output_key is not None else 0
         for chain in self._chains(request, request.prompt_tokens, made):
@@ -176,7 +184,7 @@ class KvBlocks:
                 del self._queue[run]
 
     def _keep(self, request: Request, upto: int, made: int) -> None:
-        """Enter a request's full shareable blocks of its first `upto` tokens; the last `made` are its answer."""
+        """Enter the full shareable blocks of a request's first `upto` tokens, its answer's `made` the last."""
         held = self._shared.setdefault(request, [])
         for at, chain in enumerate(self._chains(request, min(upto - made, request.prompt_tokens), made)):
             if at >= len(held):
@@ -185,7 +193,7 @@ class KvBlocks:
                 held.append(block)
 
     def _chains(self, request: Request, prompt: int, made: int) -> Iterator[Chain]:
-        """The chains of a request's full blocks in its first `prompt` tokens and the `made` ones after them."""
+        """The chains of a request's full blocks in its first `prompt` tokens and the `made` after them."""
         segments = list(request.segments)
         if made and sum(tokens for _, tokens in segments) >= request.prompt_tokens:
             segments.append((request.output_key, made))

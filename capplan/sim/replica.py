@@ -4,10 +4,11 @@ Requests that decode advance together, one token a tick, so none of them is touc
 it: a request decodes since a tick, ends at a tick, and needs a block whenever its tokens fill the last one.
 """
 
+import bisect
 import heapq
 from collections import deque
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from capplan.sim.kv_blocks import KvBlocks
 from capplan.sim.request import NOT_YET, Request
@@ -17,8 +18,8 @@ from capplan.sim.request import NOT_YET, Request
 class Limits:
     """What an engine allows, under vLLM's names; `kv_blocks` are those that requests can use.
 
-    `reserve_full`: a prompt is admitted only if all of it has room. `spare_blocks` stay free on
-    admission while anything runs.
+    `reserve_full`: a prompt is admitted only if all of it has room. `spare_blocks` stay free on admission
+    while anything runs. `policy` "priority": by the requests' priority, the lowest first, then by arrival.
     `whole_prompts`: a prompt is never cut into chunks; one of more than max_num_batched_tokens is refused.
     `max_new_tokens` is what clients ask at most, None: as many as they get; engines that reserve go by it.
     `queries` are the tokens that a decoding sequence brings to a step, 1 + those drafted.
@@ -33,13 +34,17 @@ class Limits:
     prefix_caching: bool = False
     reserve_full: bool = True
     spare_blocks: int = 0
+    policy: Literal["fcfs", "priority"] = "fcfs"
     whole_prompts: bool = False
     max_new_tokens: int | None = None
     queries: int = 1
 
     def new_tokens(self, request: Request) -> int:
         """Tokens that the engine expects a request to make at most."""
-        return max(request.output_tokens, self.max_new_tokens or 0)
+        asked = self.max_new_tokens or 0
+        if self.max_model_len is not None:
+            asked = min(asked, self.max_model_len - request.prompt_tokens)
+        return max(request.output_tokens, asked)
 
 
 class KvMemory(Protocol):
@@ -62,6 +67,10 @@ class KvMemory(Protocol):
         self, request: Request, *, tokens: int, limit: int, whole: bool = False, spare: int = 0
     ) -> int | None:
         """Memory for a waiting request: the tokens found in the cache, or None where too little is free."""
+        ...
+
+    def cached_tokens(self, request: Request) -> int:
+        """Tokens of a waiting request that the cache holds."""
         ...
 
     def grow(self, request: Request, computed: int, upto: int) -> bool:
@@ -143,6 +152,17 @@ class Step:
         self.prompt_tokens += tokens
         self.prompt_pairs += tokens * past + tokens * (tokens + 1) // 2
 
+    def withdraw(self, request: Request, tokens: int, past: int) -> None:
+        """Take back what the step gave a request: a chunk, or its answers' next tokens."""
+        if (request, tokens, past) in self.chunks:
+            self.chunks.remove((request, tokens, past))
+            self.prompt_sequences -= 1
+            self.prompt_tokens -= tokens
+            self.prompt_pairs -= tokens * past + tokens * (tokens + 1) // 2
+        else:
+            self.decoding -= request.samples
+            self.kv_tokens -= request.samples * past
+
     def padded(self) -> "Step":
         """What is computed in all, the padding with it."""
         if self.padding is None:
@@ -192,13 +212,16 @@ class Replica:
                 return False
             if room < request.output_tokens:
                 request.output_tokens, request.truncated = room, True
-        tokens = request.prompt_tokens + request.output_tokens
         if limits.whole_prompts and request.prompt_tokens > limits.max_num_batched_tokens:
             return False
         if request.samples > limits.max_num_seqs:
             return False
-        blocks = self.blocks.blocks_for(tokens - 1) + self._copies(request, tokens - 1)
-        return blocks <= limits.kv_blocks
+        return self.blocks_to_end(request) <= limits.kv_blocks
+
+    def blocks_to_end(self, request: Request) -> int:
+        """Blocks that a request may hold in the end; the last token made needs no KV."""
+        tokens = request.prompt_tokens + self.limits.new_tokens(request) - 1
+        return self.blocks.blocks_for(tokens) + self._copies(request, tokens)
 
     def context(self, request: Request) -> int:
         """Tokens of a running request that have their KV."""
@@ -278,19 +301,39 @@ class Replica:
         step.add(request, chunk, cached)
         return chunk
 
-    def preempt(self, step: Step, request: Request) -> None:
-        """Throw out a running request; it goes to the queue's front and will compute all its tokens again."""
+    def enqueue(self, request: Request) -> None:
+        """A request waits: behind the others, or by its priority."""
+        if self.limits.policy == "priority":
+            bisect.insort(self.waiting, request, key=Request.rank)
+        else:
+            self.waiting.append(request)
+
+    def victim(self) -> Request:
+        """The running request to throw out first: the last one admitted, or the lowest in priority."""
+        if self.limits.policy == "priority":
+            return max(self.running, key=lambda request: (request.priority, request.arrival_s))
+        return next(reversed(self.running))
+
+    def preempt(self, step: Step, request: Request, given: int = 0) -> None:
+        """Throw out a running request, to the queue's front; it will compute all its tokens again.
+
+        `given`: the tokens that this step had given it already.
+        """
         if request in self.prefilling:
             del self.prefilling[request]
+            copies = self._copies_at(request, request.computed_tokens + given)
         else:
             self._stop(request)
-            if request.samples > 1:
-                self.blocks.give_back(self._copies(request, request.computed_tokens))
+            copies = self._copies(request, request.computed_tokens + given)
+        self.blocks.give_back(copies)
         self._leave(request)
-        self.blocks.release(request, request.computed_tokens, request.made_tokens)
+        self.blocks.release(request, request.computed_tokens + given, request.made_tokens)
         request.computed_tokens = 0
         request.preemptions += 1
-        self.waiting.appendleft(request)
+        if self.limits.policy == "priority":
+            self.enqueue(request)
+        else:
+            self.waiting.appendleft(request)
         step.preempted.append(request)
 
     def steady_steps(self) -> int:

@@ -35,6 +35,7 @@ class Request:
         "output_key",
         "output_tokens",
         "preemptions",
+        "priority",
         "prompt_tokens",
         "samples",
         "segments",
@@ -56,6 +57,7 @@ class Request:
         session: int = 0,
         turn: int = 0,
         samples: int = 1,
+        priority: int = 0,
     ) -> None:
         self.index = index
         self.arrival_s = arrival_s
@@ -66,6 +68,7 @@ class Request:
         self.session = session
         self.turn = turn
         self.samples = samples
+        self.priority = priority
         self.computed_tokens = 0
         self.made_tokens = 0
         self.cached_tokens = 0
@@ -76,6 +79,10 @@ class Request:
         self.first_scheduled_s = NOT_YET
         self.first_token_s = NOT_YET
         self.done_s = NOT_YET
+
+    def rank(self) -> tuple[int, float, int]:
+        """Its place in a queue by priority: the lowest number first, then the earliest."""
+        return self.priority, self.arrival_s, self.index
 
 
 class Workload(Protocol):

@@ -92,7 +92,7 @@ def run(
             request = arrivals.pop()
             replica.last_call = False
             if replica.fits(request):
-                waiting.append(request)
+                replica.enqueue(request)
             else:
                 recorder.rejected(request, now)
                 arrivals.answered(request, now)

@@ -7,11 +7,10 @@ from capplan.step import StepTable
 
 
 class TableTimes:
-    """Times of `table`; `tokens_per_step` is above 1 with speculative decoding."""
+    """Times of a step table."""
 
     def __init__(self, table: StepTable) -> None:
         self.table = table
-        self._prompts: dict[tuple[int, int, int], float] = {}
 
     def step_s(self, step: Step) -> float:
         """One step."""
@@ -26,7 +25,7 @@ class TableTimes:
     def steps_s(self, decoding: int, kv_tokens: int, most: int, until_s: float) -> tuple[int, float]:
         """Decode-only steps in a row while the contexts grow, `most` at most, until `until_s` have passed.
 
-            k steps in one affine piece of the table: k · base + slope · (k · contexts + batch · k · (k − 1) / 2)
+        k steps in one affine piece of the table: k · base + slope · (k · contexts + batch · k(k − 1) / 2)
         """
         passed, steps = 0.0, 0
         while True:

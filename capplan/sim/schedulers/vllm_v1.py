@@ -56,19 +56,29 @@ def _everyone_fits(replica: Replica, budget: int, longest: int) -> bool:
 
 def _one_by_one(replica: Replica, step: Step, budget: int, longest: int) -> int:
     """Running requests in order of admission, while the budget lasts; what is left of it."""
+    given: dict[Request, tuple[int, int]] = {}
+    stuck = False
     for request in list(replica.running):
         if request not in replica.running:
-            break
+            continue
         prompt = request in replica.prefilling
-        if not budget:
+        if stuck or not budget:
             if not prompt:
                 step.held_back.append(request)
             continue
         tokens = _chunk(request, budget, longest) if prompt else 1
+        past = replica.context(request)
         while not (replica.chunk(step, request, tokens) if prompt else replica.decode_one(step, request)):
-            last = next(reversed(replica.running))
-            replica.preempt(step, last)
-            if last is request:
-                return budget
-        budget -= tokens
+            victim = replica.victim()
+            taken, before = given.pop(victim, (0, 0))
+            if taken:
+                step.withdraw(victim, taken, before)
+                budget += taken
+            replica.preempt(step, victim, taken)
+            stuck = victim is request
+            if stuck:
+                break
+        else:
+            given[request] = tokens, past
+            budget -= tokens
     return budget
