@@ -1,6 +1,6 @@
 """Time of one engine step: some sequences decode a token each, some prompts advance by a chunk.
 
-    step = host(sequences) + fused · Σ (products + attention + experts + collectives + small kernels)
+    step = host(sequences) + fused · prompts · Σ (products + attention + experts + collectives + small kernels)
 
 `compile` turns a model, a GPU and a layout into a StepTable, which everything downstream reads. Products and
 experts are exact at whole numbers of tokens, attention is piecewise affine in the tokens kept.
@@ -8,10 +8,11 @@ experts are exact at whole numbers of tokens, attention is piecewise affine in t
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 
+from capplan import op_range
 from capplan.errors import InputError
 from capplan.op_costs import Bounds, OpCosts
 from capplan.specs import Format, Gpu, Model, Parallelism
@@ -28,12 +29,20 @@ CHUNKS_KEPT: Final = 65536
 class Host:
     """What an engine adds to a step's kernels: a fixed time, and one for each sequence.
 
-    `fused` is how much of the kernels' summed time remains where the engine fuses them.
+    `fused` is how much of the kernels' summed time remains where the engine fuses them; `prompts` how much
+    longer than that a step of prompts takes, outside graphs and with the GPU at its power limit.
     """
 
     step_s: float = 0.0
     sequence_s: float = 0.0
     fused: float = 1.0
+    prompts: float = 1.0
+
+    def kernels(self, tokens: float, prompt_tokens: float) -> float:
+        """A step's time over its kernels' summed: fused · (1 + (prompts − 1) · share of prompt tokens)."""
+        if not prompt_tokens:
+            return self.fused
+        return self.fused * (1 + (self.prompts - 1) * prompt_tokens / tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +62,10 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpTime:
-    """One kind of operation of a step: all its calls together. `bound_s` is physics alone."""
+    """One kind of operation of a step: all its calls together.
+
+    `bound_s` is physics alone; `outside` says what of its shape no calibration measured.
+    """
 
     kind: str
     name: str
@@ -63,6 +75,7 @@ class OpTime:
     bytes: float
     bound_s: float
     time_s: float
+    outside: str = ""
 
 
 Piece = tuple[float, float, float, float]
@@ -118,7 +131,8 @@ class StepTable:
             time += self._prompts(
                 prompt_sequences * self.share, prompt_tokens * self.share, prompt_pairs * self.share
             )
-        return self.host.step_s + self.host.sequence_s * sequences + self.host.fused * time
+        kernels = self.host.kernels(brought + prompt_tokens, prompt_tokens)
+        return self.host.step_s + self.host.sequence_s * sequences + kernels * time
 
     def _dense(self, tokens: float, sequences: float) -> float:
         """Everything but attention: exact at whole numbers, linear between."""
@@ -195,9 +209,10 @@ class StepTable:
         The same as `step_s`, which is affine between the knots of attention's time.
         """
         base, slope, first, end = self._attention_piece(decode_sequences, kv_tokens)
+        brought = decode_sequences * self.work.queries
         host = self.host.step_s + self.host.sequence_s * decode_sequences
-        dense = self._at_tokens(decode_sequences) + self._at_sequences(decode_sequences)
-        return host + self.host.fused * (dense + base), self.host.fused * slope, first, end
+        kernels = self.host.kernels(brought, 0)
+        return host + kernels * (self._dense(brought, brought) + base), kernels * slope, first, end
 
     def _attention_piece(self, sequences: int, contexts: float) -> Piece:
         key = (sequences, int(math.log2(contexts) * KNOTS_PER_OCTAVE) if contexts > 1 else -1)
@@ -291,11 +306,15 @@ class StepTable:
 
     def ops(self, load: Load) -> tuple[OpTime, ...]:
         """The step's operations, each with its work, its bound and its time."""
-        return tuple(self._ops(load))
+        prompts = load.prompt_tokens
+        factor = self.host.kernels(load.decode_sequences * self.work.queries + prompts, prompts)
+        return tuple(
+            op if op.kind == "host" else replace(op, time_s=op.time_s * factor) for op in self._ops(load)
+        )
 
     @cached_property
     def _bounds(self) -> Bounds:
-        return Bounds(self.costs.rates.gpu, self.costs.skew)
+        return Bounds(self.costs.rates.gpu)
 
     def _ops(self, load: Load) -> Iterator[OpTime]:
         brought = load.decode_sequences * self.work.queries
@@ -366,7 +385,8 @@ class StepTable:
             flop=load[0] * count,
             bytes=load[1] * count,
             bound_s=getattr(self._bounds, method)(*arguments) * count,
-            time_s=getattr(self.costs, method)(*arguments) * count * self.host.fused,
+            time_s=getattr(self.costs, method)(*arguments) * count,
+            outside=op_range.outside(self.costs, method, arguments),
         )
 
 

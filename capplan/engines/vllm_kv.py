@@ -16,6 +16,7 @@ Not modelled: DeepSeek-V4's packed pages, decode context parallelism, what specu
 
 import math
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from capplan.engines.kv_groups import Group, group_layers, only_group
@@ -36,7 +37,8 @@ class KvPlan:
     them). `tokens` and `max_concurrency` are as printed, worth nothing where it refuses (`starts` False).
     `need_bytes` is what one request of max_model_len needs by vLLM's count; `longest_model_len` the longest
     max_model_len that starts: None where even one token does not fit, LONGEST where length does not matter.
-    `layers` says what the layers hold.
+    `layers` says what the layers hold. `token_groups` keep every token, a block each; the `limited_groups`,
+    (tokens a block, blocks at most), those of a window or a state while a request decodes.
     """
 
     groups: int
@@ -51,6 +53,8 @@ class KvPlan:
     layers: tuple[str, ...]
     state_blocks: int = 0
     request_blocks: int = 0
+    token_groups: int = 1
+    limited_groups: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +116,13 @@ class KvPool:
         if found == LONGEST // unit and self.need_bytes(LONGEST) <= free_bytes:
             return LONGEST
         return found * unit or None
+
+    def limits(self) -> Iterator[tuple[int, int | None]]:
+        """Tokens a block and the most blocks of a decoding request, by group; None: as many as it has tokens."""
+        for group in self.groups:
+            most = group.blocks(LONGEST, in_flight=1, encoder_tokens=self.encoder_tokens)
+            size = group.block_size or 1
+            yield size, None if most * size >= LONGEST else most
 
     def _group_blocks(self, group: Group, tokens: int) -> int:
         return group.blocks(tokens, in_flight=self.in_flight, encoder_tokens=self.encoder_tokens)
@@ -262,6 +273,8 @@ def plan_pool(
         layers=_described(pool.placed),
         state_blocks=pool.state_blocks,
         request_blocks=request,
+        token_groups=sum(most is None for _, most in pool.limits()),
+        limited_groups=tuple((size, most) for size, most in pool.limits() if most is not None),
     )
 
 

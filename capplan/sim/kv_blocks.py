@@ -38,11 +38,24 @@ class KvBlocks:
     Blank blocks are reused first, those that were not full when they were freed among them; then the others
     in the order they were freed, a request's last block first. Of the blocks a request holds only the shared
     ones are kept; the others follow from its tokens.
+    Models whose layers keep different things have groups of layers: `groups` of them keep every token and
+    take a block each where one is full; of the `limited` ones, (tokens a block, blocks at most), as with
+    windows and states, a request takes what it will need in the end when it is let in (vLLM takes them one by
+    one: unverified).
     Source: vLLM V1's block pool, whose steps tests/sim compares.
     """
 
-    def __init__(self, *, total: int, block_size: int, caching: bool = False) -> None:
-        self.total, self.block_size, self.caching = total, block_size, caching
+    def __init__(
+        self,
+        *,
+        total: int,
+        block_size: int,
+        caching: bool = False,
+        groups: int = 1,
+        limited: tuple[tuple[int, int], ...] = (),
+    ) -> None:
+        self.total, self.block_size, self.caching = total, block_size, caching and groups > 0
+        self.groups, self.limited = groups, limited
         self.free = total
         self._blank = total
         self._queue: OrderedDict[_Run | _Shared, None] = OrderedDict()
@@ -57,8 +70,13 @@ class KvBlocks:
         return self.total - self.free
 
     def blocks_for(self, tokens: int) -> int:
-        """Blocks that hold so many tokens."""
-        return -(-tokens // self.block_size)
+        """Blocks that hold so many tokens, in the groups that keep every token."""
+        return -(-tokens // self.block_size) * self.groups
+
+    def limited_blocks(self, request: Request) -> int:
+        """Blocks of the other groups, from a request's admission to its end, each answer its own."""
+        tokens = request.prompt_tokens + request.output_tokens
+        return request.samples * sum(min(-(-tokens // size), most) for size, most in self.limited)
 
     def cached_tokens(self, request: Request) -> int:
         """Tokens of a waiting request that the cache holds; the last one is never taken from it."""
@@ -80,9 +98,10 @@ class KvBlocks:
         cached = (len(hits) + own) * self.block_size
         idle = own + sum(1 for block in hits if not block.holders)
         upto = min(tokens, cached + limit)
-        taken = self.blocks_for(upto) - len(hits) - own
-        needed = self.blocks_for(tokens) - len(hits) - own if whole else taken
-        if needed + idle + spare > self.free:
+        found = (len(hits) + own) * self.groups - (self.limited_blocks(request) if self.limited else 0)
+        taken = self.blocks_for(upto) - found
+        needed = self.blocks_for(tokens) - found if whole else taken
+        if needed + idle * self.groups + spare > self.free:
             return None
         if self.caching:
             self._touch(request, hits, own)
@@ -111,13 +130,13 @@ class KvBlocks:
         while self._blank < 0:
             entry = next(iter(queue))
             if isinstance(entry, _Run):
-                taken = min(-self._blank, entry.count)
-                self._blank += taken
+                taken = min(-(self._blank // self.groups), entry.count)
+                self._blank += taken * self.groups
                 entry.count -= taken
                 if entry.count:
                     return
             else:
-                self._blank += 1
+                self._blank += self.groups
                 self._evict(entry)
             del queue[entry]
 
@@ -128,7 +147,7 @@ class KvBlocks:
 
     def release(self, request: Request, computed: int, made: int = 0) -> None:
         """Free what a request holds, `computed` tokens, of which it made the last `made`."""
-        blocks = self.blocks_for(computed)
+        blocks = self.blocks_for(computed) + (self.limited_blocks(request) if self.limited else 0)
         if not self.caching:
             self.free += blocks
             return
@@ -141,13 +160,13 @@ class KvBlocks:
             run = _Run(own)
             self._queue[run] = None
             self._left[request] = run
-        self._blank += blocks - full
-        self.free += blocks - len(shared)
+        self._blank += blocks - full * self.groups
+        self.free += blocks - len(shared) * self.groups
         for block in reversed(shared):
             block.holders -= 1
             if not block.holders:
                 self._queue[block] = None
-                self.free += 1
+                self.free += self.groups
 
     def forget(self, request: Request) -> None:
         """A request will not come back: nobody can match its own blocks any more."""
@@ -172,13 +191,13 @@ class KvBlocks:
         for block in hits:
             if not block.holders:
                 del self._queue[block]
-                self.free -= 1
+                self.free -= self.groups
             block.holders += 1
         if hits:
             self._shared[request] = list(hits)
         run = self._left.pop(request, None)
         if run is not None and own:
-            self.free -= own
+            self.free -= own * self.groups
             run.count -= own
             if not run.count:
                 del self._queue[run]

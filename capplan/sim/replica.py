@@ -18,6 +18,7 @@ from capplan.sim.request import NOT_YET, Request
 class Limits:
     """What an engine allows, under vLLM's names; `kv_blocks` are those that requests can use.
 
+    `kv_groups` and `limited_groups`: those of KvBlocks.
     `reserve_full`: a prompt is admitted only if all of it has room. `spare_blocks` stay free on admission
     while anything runs. `policy` "priority": by the requests' priority, the lowest first, then by arrival.
     `whole_prompts`: a prompt is never cut into chunks; one of more than max_num_batched_tokens is refused.
@@ -29,6 +30,8 @@ class Limits:
     max_num_batched_tokens: int
     kv_blocks: int
     block_size: int = 16
+    kv_groups: int = 1
+    limited_groups: tuple[tuple[int, int], ...] = ()
     max_model_len: int | None = None
     long_prefill_token_threshold: int = 0
     prefix_caching: bool = False
@@ -61,6 +64,10 @@ class KvMemory(Protocol):
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that hold so many tokens."""
+        ...
+
+    def limited_blocks(self, request: Request) -> int:
+        """Blocks of a request in groups of layers that keep a window or a state."""
         ...
 
     def admit(
@@ -189,7 +196,11 @@ class Replica:
     def __init__(self, limits: Limits, blocks: KvMemory | None = None) -> None:
         self.limits = limits
         self.blocks: KvMemory = blocks or KvBlocks(
-            total=limits.kv_blocks, block_size=limits.block_size, caching=limits.prefix_caching
+            total=limits.kv_blocks,
+            block_size=limits.block_size,
+            caching=limits.prefix_caching,
+            groups=limits.kv_groups,
+            limited=limits.limited_groups,
         )
         self.waiting: deque[Request] = deque()
         self.running: dict[Request, None] = {}
@@ -220,8 +231,13 @@ class Replica:
 
     def blocks_to_end(self, request: Request) -> int:
         """Blocks that a request may hold in the end; the last token made needs no KV."""
-        tokens = request.prompt_tokens + self.limits.new_tokens(request) - 1
-        return self.blocks.blocks_for(tokens) + self._copies(request, tokens)
+        new = 1 if self.prompts_only else self.limits.new_tokens(request)
+        tokens = request.prompt_tokens + new - 1
+        return (
+            self.blocks.blocks_for(tokens)
+            + self.blocks.limited_blocks(request)
+            + self._copies(request, tokens)
+        )
 
     def context(self, request: Request) -> int:
         """Tokens of a running request that have their KV."""
@@ -231,7 +247,7 @@ class Replica:
 
     def blocks_to_decode(self) -> int:
         """Blocks that the decoding requests need for their next token."""
-        return self._phases[self.tick % self.limits.block_size]
+        return self._phases[self.tick % self.limits.block_size] * self.limits.kv_groups
 
     def decode_all(self, step: Step) -> None:
         """All decoding requests make a token in this step."""
@@ -243,9 +259,10 @@ class Replica:
         """One decoding request makes a token in this step; False where its block is missing."""
         context, answers = self.context(request), request.samples
         if context % self.limits.block_size == 0:
-            if self.blocks.free < answers:
+            needed = answers * self.limits.kv_groups
+            if self.blocks.free < needed:
                 return False
-            self.blocks.take(answers)
+            self.blocks.take(needed)
         step.decoding += answers
         step.kv_tokens += answers * context
         return True
@@ -340,7 +357,8 @@ class Replica:
         """Steps like this one until a request ends or blocks run out; this step's blocks are taken."""
         steps = self._next_end() - self.tick
         free, size = self.blocks.free, self.limits.block_size
-        if -(-steps // size) * self.decoding <= free:
+        free //= self.limits.kv_groups or 1
+        if -(-steps // size) * self.decoding <= free or not self.limits.kv_groups:
             return steps
         for more in range(1, steps):
             free -= self._phases[(self.tick + more) % size]
@@ -412,7 +430,7 @@ class Replica:
         if request.samples == 1:
             return 0
         shared = request.prompt_tokens // self.limits.block_size
-        return (request.samples - 1) * (self.blocks.blocks_for(tokens) - shared)
+        return (request.samples - 1) * (self.blocks.blocks_for(tokens) - shared * self.limits.kv_groups)
 
     def _copies_at(self, request: Request, computed: int) -> int:
         """The copies that are due when a running request's prompt is computed so far."""
@@ -426,7 +444,7 @@ class Replica:
         needed = rounds * self.decoding
         first = (self.tick + 1) % size
         needed += sum(self._phases[first : first + rest]) + sum(self._phases[: max(0, first + rest - size)])
-        self.blocks.take(needed)
+        self.blocks.take(needed * self.limits.kv_groups)
 
     def _start(self, request: Request) -> None:
         """A request decodes from this tick on."""

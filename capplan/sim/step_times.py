@@ -3,7 +3,9 @@
 import math
 
 from capplan.sim.replica import Step
-from capplan.step import StepTable
+from capplan.step import Piece, StepTable
+
+_NONE: Piece = (0.0, 0.0, 0.0, 0.0)
 
 
 class TableTimes:
@@ -11,6 +13,7 @@ class TableTimes:
 
     def __init__(self, table: StepTable) -> None:
         self.table = table
+        self._pieces: dict[tuple[int, int], Piece] = {}
 
     def step_s(self, step: Step) -> float:
         """One step."""
@@ -30,7 +33,7 @@ class TableTimes:
         passed, steps = 0.0, 0
         while True:
             contexts = kv_tokens + steps * decoding
-            base, slope, _, end = self.table.decode_piece(decoding, contexts)
+            base, slope, end = self._piece(decoding, contexts)
             first, growth = base + slope * contexts, slope * decoding
             room = most - steps
             if end < contexts + room * decoding:
@@ -44,6 +47,14 @@ class TableTimes:
                 continue
             count = _steps_until(first, growth, until_s - passed, room)
             return steps + count, passed + count * (first + growth * (count - 1) / 2)
+
+    def _piece(self, decoding: int, contexts: int) -> tuple[float, float, float]:
+        """The table's piece around these contexts: (base_s, slope_s, end); the last one of a size is kept."""
+        key = decoding, contexts.bit_length()
+        base, slope, first, end = self._pieces.get(key, _NONE)
+        if not first <= contexts < end:
+            base, slope, first, end = self._pieces[key] = self.table.decode_piece(decoding, contexts)
+        return base, slope, end
 
 
 def _steps_until(first: float, growth: float, seconds: float, most: int) -> int:

@@ -66,7 +66,7 @@ def _one_by_one(replica: Replica, step: Step, budget: int, longest: int) -> int:
             if not prompt:
                 step.held_back.append(request)
             continue
-        tokens = _chunk(request, budget, longest) if prompt else 1
+        tokens = _chunk(request, budget, longest) if prompt else min(budget, replica.limits.queries)
         past = replica.context(request)
         while not (replica.chunk(step, request, tokens) if prompt else replica.decode_one(step, request)):
             victim = replica.victim()
