@@ -170,11 +170,18 @@ class KvBlocks:
 
     def forget(self, request: Request) -> None:
         """A request will not come back: nobody can match its own blocks any more."""
-        self._left.pop(request, None)
+        run = self._left.pop(request, None)
+        if run is not None and len(self._queue) == 1:
+            # Alone in the queue, its blocks are the next after the blank ones: as good as blank.
+            self._queue.clear()
+            self._blank += run.count * self.groups
 
     def _hits(self, request: Request, most: int) -> tuple[list[_Shared], int]:
         """Cached blocks of a request from its beginning, `most` at most: shared ones, how many of its own."""
         hits: list[_Shared] = []
+        if not request.segments:
+            run = self._left.get(request)
+            return hits, 0 if run is None else min(run.count, most)
         made = request.made_tokens if request.output_key is not None else 0
         for chain in self._chains(request, request.prompt_tokens, made):
             if len(hits) == most:

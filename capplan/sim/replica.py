@@ -7,6 +7,7 @@ it: a request decodes since a tick, ends at a tick, and needs a block whenever i
 import bisect
 import heapq
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -113,44 +114,26 @@ class Step:
     `stalled`: those that decode wait for this step's prompts. `padding` is computed besides, in vain.
     """
 
-    __slots__ = (
-        "chunks",
-        "decoding",
-        "held_back",
-        "kv_blocks",
-        "kv_tokens",
-        "made_tokens",
-        "open",
-        "padding",
-        "preempted",
-        "prompt_pairs",
-        "prompt_sequences",
-        "prompt_tokens",
-        "resumed",
-        "stalled",
-        "steady",
-    )
-
-    def __init__(self) -> None:
-        self.decoding = 0
-        self.kv_tokens = 0
-        self.kv_blocks = 0
-        self.made_tokens = 0
-        self.prompt_sequences = 0
-        self.prompt_tokens = 0
-        self.prompt_pairs = 0
-        self.chunks: list[tuple[Request, int, int]] = []
-        self.preempted: list[Request] = []
-        self.held_back: list[Request] = []
-        self.resumed = 0
-        self.steady = False
-        self.open = False
-        self.stalled = False
-        self.padding: Step | None = None
+    # Defaults of the class: most steps set but a few.
+    decoding = 0
+    kv_tokens = 0
+    kv_blocks = 0
+    made_tokens = 0
+    prompt_sequences = 0
+    prompt_tokens = 0
+    prompt_pairs = 0
+    chunks: Sequence[tuple[Request, int, int]] = ()
+    preempted: Sequence[Request] = ()
+    held_back: Sequence[Request] = ()
+    resumed = 0
+    steady = False
+    open = False
+    stalled = False
+    padding: "Step | None" = None
 
     def add(self, request: Request, tokens: int, past: int) -> None:
         """A chunk of a prompt, or of a preempted request's tokens."""
-        self.chunks.append((request, tokens, past))
+        self.chunks = [*self.chunks, (request, tokens, past)]
         if tokens == 1 and past >= request.prompt_tokens:
             self.decoding += 1
             self.kv_tokens += past
@@ -162,7 +145,7 @@ class Step:
     def withdraw(self, request: Request, tokens: int, past: int) -> None:
         """Take back what the step gave a request: a chunk, or its answers' next tokens."""
         if (request, tokens, past) in self.chunks:
-            self.chunks.remove((request, tokens, past))
+            self.chunks = [chunk for chunk in self.chunks if chunk != (request, tokens, past)]
             self.prompt_sequences -= 1
             self.prompt_tokens -= tokens
             self.prompt_pairs -= tokens * past + tokens * (tokens + 1) // 2
@@ -213,9 +196,12 @@ class Replica:
         self._phases = [0] * limits.block_size
         self._ends: list[tuple[int, int, Request]] = []
         self._order = 0
+        self._surely_fit = self._tokens_that_surely_fit()
 
     def fits(self, request: Request) -> bool:
         """Whether the whole request has room in an empty replica; its answer is cut at max_model_len."""
+        if request.prompt_tokens + request.output_tokens <= self._surely_fit and request.samples == 1:
+            return True
         limits = self.limits
         if limits.max_model_len is not None:
             room = limits.max_model_len - request.prompt_tokens
@@ -228,6 +214,16 @@ class Replica:
         if request.samples > limits.max_num_seqs:
             return False
         return self.blocks_to_end(request) <= limits.kv_blocks
+
+    def _tokens_that_surely_fit(self) -> int:
+        """Tokens of a request, its answer's among them, about which nothing need be asked."""
+        limits = self.limits
+        if limits.max_new_tokens is not None or limits.limited_groups or not limits.kv_groups:
+            return 0
+        tokens = limits.kv_blocks // limits.kv_groups * limits.block_size
+        if limits.whole_prompts:
+            tokens = min(tokens, limits.max_num_batched_tokens)
+        return tokens if limits.max_model_len is None else min(tokens, limits.max_model_len)
 
     def blocks_to_end(self, request: Request) -> int:
         """Blocks that a request may hold in the end; the last token made needs no KV."""
@@ -249,11 +245,16 @@ class Replica:
         """Blocks that the decoding requests need for their next token."""
         return self._phases[self.tick % self.limits.block_size] * self.limits.kv_groups
 
-    def decode_all(self, step: Step) -> None:
-        """All decoding requests make a token in this step."""
-        self.blocks.take(self.blocks_to_decode())
+    def decode_all(self, step: Step) -> bool:
+        """All decoding requests make a token in this step; False where blocks are missing."""
+        needed = self._phases[self.tick % self.limits.block_size] * self.limits.kv_groups
+        if needed:
+            if needed > self.blocks.free:
+                return False
+            self.blocks.take(needed)
         step.decoding += self.decoding
         step.kv_tokens += self.kv_tokens
+        return True
 
     def decode_one(self, step: Step, request: Request) -> bool:
         """One decoding request makes a token in this step; False where its block is missing."""
@@ -351,7 +352,7 @@ class Replica:
             self.enqueue(request)
         else:
             self.waiting.appendleft(request)
-        step.preempted.append(request)
+        step.preempted = [*step.preempted, request]
 
     def steady_steps(self) -> int:
         """Steps like this one until a request ends or blocks run out; this step's blocks are taken."""
@@ -444,7 +445,8 @@ class Replica:
         needed = rounds * self.decoding
         first = (self.tick + 1) % size
         needed += sum(self._phases[first : first + rest]) + sum(self._phases[: max(0, first + rest - size)])
-        self.blocks.take(needed * self.limits.kv_groups)
+        if needed:
+            self.blocks.take(needed * self.limits.kv_groups)
 
     def _start(self, request: Request) -> None:
         """A request decodes from this tick on."""

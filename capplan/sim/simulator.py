@@ -61,12 +61,11 @@ class Arrivals:
     def pop(self) -> Request:
         """The next request."""
         found = self._next
-        if self._later and (found is None or self._later[0][0] < found.arrival_s):
+        if found is None or (self._later and self._later[0][0] < found.arrival_s):
             found = heapq.heappop(self._later)[2]
         else:
             self._next = next(self._stream, None)
         self.next_s = self._when()
-        assert found is not None
         return found
 
     def answered(self, request: Request, now_s: float) -> None:
@@ -97,7 +96,7 @@ def run(
                 recorder.rejected(request, now)
                 arrivals.answered(request, now)
         step = scheduler(replica)
-        if not step.decoding and not step.chunks:
+        if not (step.decoding or step.chunks):
             if arrivals.next_s < math.inf:
                 now = max(now, arrivals.next_s)
             elif waiting and not replica.last_call:
@@ -107,9 +106,8 @@ def run(
             continue
         count, load = 1, step if step.padding is None else step.padded()
         if step.steady and replica.leaps:
-            most = replica.steady_steps()
             until = arrivals.next_s - now if step.open else math.inf
-            count, took = times.steps_s(load.decoding, load.kv_tokens, most, until)
+            count, took = times.steps_s(load.decoding, load.kv_tokens, replica.steady_steps(), until)
         else:
             took = times.step_s(load)
         start, now = now, now + took

@@ -18,8 +18,7 @@ def vllm_v1(replica: Replica) -> Step:
     # A lone request has nobody to hold up: its prompt is not cut.
     alone = len(replica.running) + len(waiting) == 1
     longest = budget if alone else limits.long_prefill_token_threshold or budget
-    if _everyone_fits(replica, budget, longest):
-        replica.decode_all(step)
+    if _everyone_fits(replica, budget, longest) and replica.decode_all(step):
         budget -= step.decoding * limits.queries
         for request in replica.prefilling:
             tokens = _chunk(request, budget, longest)
@@ -46,7 +45,10 @@ def _chunk(request: Request, budget: int, longest: int) -> int:
 
 def _everyone_fits(replica: Replica, budget: int, longest: int) -> bool:
     """Whether all running requests get all they want: then their order does not matter."""
-    tokens, blocks = replica.decoding * replica.limits.queries, replica.blocks_to_decode()
+    tokens = replica.decoding * replica.limits.queries
+    if not replica.prefilling:
+        return tokens <= budget
+    blocks = replica.blocks_to_decode()
     for request in replica.prefilling:
         chunk = _chunk(request, budget, longest)
         tokens += chunk
@@ -64,7 +66,7 @@ def _one_by_one(replica: Replica, step: Step, budget: int, longest: int) -> int:
         prompt = request in replica.prefilling
         if stuck or not budget:
             if not prompt:
-                step.held_back.append(request)
+                step.held_back = [*step.held_back, request]
             continue
         tokens = _chunk(request, budget, longest) if prompt else min(budget, replica.limits.queries)
         past = replica.context(request)
