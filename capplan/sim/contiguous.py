@@ -14,8 +14,9 @@ from capplan.sim.request import Request
 
 Reserve = Literal["max", "pow2", "exact"]
 """For a request: the model's whole length; its prompt and its output's next power of two; just its own."""
-Fit = Literal["first", "best"]
-"""Which hole a request goes into: the first that is large enough, or the smallest such."""
+Fit = Literal["first", "best", "buddy"]
+"""Which hole a request goes into: the first that is large enough, or the smallest such; or the smallest for
+spans of powers of two that begin at multiples of their size, as a buddy allocator's do."""
 
 
 class ContiguousKv:
@@ -65,22 +66,27 @@ class ContiguousKv:
         if self.reserve != "max":
             new = self.limits.new_tokens(request)
             if self.reserve == "pow2":
-                new = 1 << (new - 1).bit_length()
+                new = _power_of_two(new)
             tokens = min(tokens, request.prompt_tokens + new)
-        return request.samples * self.blocks_for(tokens)
+        blocks = self.blocks_for(tokens)
+        return request.samples * (_power_of_two(blocks) if self.fit == "buddy" else blocks)
+
+    def _begin(self, hole: tuple[int, int], size: int) -> int:
+        """Where in a hole a span of that size begins, if it has room."""
+        return hole[0] if self.fit != "buddy" else -(-hole[0] // size) * size
 
     def admit(
         self, request: Request, *, tokens: int, limit: int, whole: bool = False, spare: int = 0
     ) -> int | None:
         """A span for a waiting request: 0 tokens of it are cached; None where no hole is large enough."""
         size = self.span_blocks(request)
-        fitting = [hole for hole in self._holes if hole[1] >= size]
+        fitting = [hole for hole in self._holes if self._begin(hole, size) + size <= sum(hole)]
         if not fitting or self.free - size < spare:
             return None
         hole = fitting[0] if self.fit == "first" else min(fitting, key=lambda hole: hole[1])
-        at = self._holes.index(hole)
-        begin, length = hole
-        self._holes[at : at + 1] = [(begin + size, length - size)] if length > size else []
+        at, begin, end = self._holes.index(hole), self._begin(hole, size), sum(hole)
+        left = ((hole[0], begin - hole[0]), (begin + size, end - begin - size))
+        self._holes[at : at + 1] = [rest for rest in left if rest[1]]
         self._spans[request] = (begin, size)
         self.free -= size
         self.promised_tokens += _final_tokens(request)
@@ -119,6 +125,11 @@ class ContiguousKv:
         """Nothing is remembered of a request."""
 
 
+def _power_of_two(number: int) -> int:
+    """The least power of two that is no smaller."""
+    return 1 << (number - 1).bit_length()
+
+
 def _final_tokens(request: Request) -> int:
     """Tokens that a request holds in the end; the last one made needs no KV."""
     return request.samples * (request.prompt_tokens + request.output_tokens - 1)
@@ -150,6 +161,12 @@ class ContiguousReplica(Replica):
     def blocks_to_chunk(self, request: Request, tokens: int) -> int:
         """None: tokens have their place."""
         return 0
+
+    def decode_all(self, step: Step) -> bool:
+        """All decoding requests make a token in this step."""
+        step.decoding += self.decoding
+        step.kv_tokens += self.kv_tokens
+        return True
 
     def decode_one(self, step: Step, request: Request) -> bool:
         """One decoding request makes a token in this step."""

@@ -12,9 +12,9 @@ import heapq
 import math
 from dataclasses import dataclass
 
+from capplan.sim.flow import Arrivals, Recorder, Scheduler, StepTimes
 from capplan.sim.replica import Replica, Step
 from capplan.sim.request import Request, Workload
-from capplan.sim.simulator import Arrivals, Recorder, Scheduler, StepTimes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -69,6 +69,11 @@ class KvBlocks:
         """Blocks in use."""
         return self.total - self.free
 
+    @property
+    def remembers(self) -> bool:
+        """Whether any block, free or in use, holds tokens that a request could find."""
+        return bool(self._queue or self._left or self._shared)
+
     def blocks_for(self, tokens: int) -> int:
         """Blocks that hold so many tokens, in the groups that keep every token."""
         return -(-tokens // self.block_size) * self.groups
@@ -210,7 +215,7 @@ class KvBlocks:
                 del self._queue[run]
 
     def _keep(self, request: Request, upto: int, made: int) -> None:
-        """Enter the full shareable blocks of a request's first `upto` tokens, its answer's `made` the last."""
+        """Enter the full shareable blocks of a request's first `upto` tokens, the last `made` its answer's."""
         held = self._shared.setdefault(request, [])
         for at, chain in enumerate(self._chains(request, min(upto - made, request.prompt_tokens), made)):
             if at >= len(held):

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 from capplan.errors import InputError
+from capplan.sim.flow import Recorder, Scheduler
 from capplan.sim.metrics import REQUEST_COLUMNS, Metrics
 from capplan.sim.replica import Replica, Step
 from capplan.sim.request import Request
-from capplan.sim.simulator import Recorder, Scheduler
 
 STEP_COLUMNS: Final = (
     "step,start_{0},end_{0},sched_tokens,prefill_tokens,prefill_reqs,decode_reqs,decode_ctx_tokens,new_reqs,"

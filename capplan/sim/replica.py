@@ -169,6 +169,9 @@ class Replica:
     `waiting` in order; `running` in order of admission, of them `prefilling`, with prompt tokens left; their
     answers are `sequences` in all. The `decoding` ones hold `kv_tokens` tokens together, a prompt's shared by
     several answers as often as they read it. `last_call`: nobody is known to come any more.
+    Of the decoding, `phases[p]` need a block at ticks ≡ p (mod block_size), and `ends` is a heap of (tick at
+    which it is through, order, request), outdated where that is not the request's `end_tick`. Requests of
+    `surely_fit` tokens with one answer always fit an empty replica.
     """
 
     leaps = True
@@ -193,14 +196,14 @@ class Replica:
         self.kv_tokens = 0
         self.tick = 0
         self.last_call = False
-        self._phases = [0] * limits.block_size
-        self._ends: list[tuple[int, int, Request]] = []
-        self._order = 0
-        self._surely_fit = self._tokens_that_surely_fit()
+        self.phases = [0] * limits.block_size
+        self.ends: list[tuple[int, int, Request]] = []
+        self.order = 0
+        self.surely_fit = self._tokens_that_surely_fit()
 
     def fits(self, request: Request) -> bool:
         """Whether the whole request has room in an empty replica; its answer is cut at max_model_len."""
-        if request.prompt_tokens + request.output_tokens <= self._surely_fit and request.samples == 1:
+        if request.prompt_tokens + request.output_tokens <= self.surely_fit and request.samples == 1:
             return True
         limits = self.limits
         if limits.max_model_len is not None:
@@ -243,11 +246,11 @@ class Replica:
 
     def blocks_to_decode(self) -> int:
         """Blocks that the decoding requests need for their next token."""
-        return self._phases[self.tick % self.limits.block_size] * self.limits.kv_groups
+        return self.phases[self.tick % self.limits.block_size] * self.limits.kv_groups
 
     def decode_all(self, step: Step) -> bool:
         """All decoding requests make a token in this step; False where blocks are missing."""
-        needed = self._phases[self.tick % self.limits.block_size] * self.limits.kv_groups
+        needed = self.phases[self.tick % self.limits.block_size] * self.limits.kv_groups
         if needed:
             if needed > self.blocks.free:
                 return False
@@ -362,7 +365,7 @@ class Replica:
         if -(-steps // size) * self.decoding <= free or not self.limits.kv_groups:
             return steps
         for more in range(1, steps):
-            free -= self._phases[(self.tick + more) % size]
+            free -= self.phases[(self.tick + more) % size]
             if free < 0:
                 return more
         return steps
@@ -380,7 +383,7 @@ class Replica:
         for request in step.held_back:
             step.made_tokens -= request.samples
             self._shift(request, -1)
-        ends = self._ends
+        ends = self.ends
         while ends and ends[0][0] <= self.tick:
             tick, _, request = heapq.heappop(ends)
             if request.end_tick == tick and request in self.running:
@@ -444,7 +447,7 @@ class Replica:
         rounds, rest = divmod(steps - 1, size)
         needed = rounds * self.decoding
         first = (self.tick + 1) % size
-        needed += sum(self._phases[first : first + rest]) + sum(self._phases[: max(0, first + rest - size)])
+        needed += sum(self.phases[first : first + rest]) + sum(self.phases[: max(0, first + rest - size)])
         if needed:
             self.blocks.take(needed * self.limits.kv_groups)
 
@@ -454,15 +457,15 @@ class Replica:
         self.decoding += answers
         self.kv_tokens += answers * request.computed_tokens
         request.since_tick = self.tick
-        self._phases[(self.tick - request.computed_tokens) % self.limits.block_size] += answers
+        self.phases[(self.tick - request.computed_tokens) % self.limits.block_size] += answers
         request.end_tick = self.tick + request.output_tokens - request.made_tokens
-        self._order += 1
-        heapq.heappush(self._ends, (request.end_tick, self._order, request))
+        self.order += 1
+        heapq.heappush(self.ends, (request.end_tick, self.order, request))
 
     def _stop(self, request: Request) -> None:
         """A request decodes no more; its counts are those of this tick."""
         since, answers = request.since_tick, request.samples
-        self._phases[(since - request.computed_tokens) % self.limits.block_size] -= answers
+        self.phases[(since - request.computed_tokens) % self.limits.block_size] -= answers
         request.computed_tokens += self.tick - since
         request.made_tokens += self.tick - since
         request.end_tick = 0
@@ -472,16 +475,16 @@ class Replica:
     def _shift(self, request: Request, tokens: int) -> None:
         """A decoding request is so many tokens ahead of the tick; −1 where it was not in the step."""
         size, answers = self.limits.block_size, request.samples
-        self._phases[(request.since_tick - request.computed_tokens) % size] -= answers
+        self.phases[(request.since_tick - request.computed_tokens) % size] -= answers
         request.since_tick -= tokens
-        self._phases[(request.since_tick - request.computed_tokens) % size] += answers
+        self.phases[(request.since_tick - request.computed_tokens) % size] += answers
         request.end_tick -= tokens
         self.kv_tokens += answers * tokens
-        self._order += 1
-        heapq.heappush(self._ends, (request.end_tick, self._order, request))
+        self.order += 1
+        heapq.heappush(self.ends, (request.end_tick, self.order, request))
 
     def _next_end(self) -> int:
-        ends = self._ends
+        ends = self.ends
         while ends[0][2].end_tick != ends[0][0]:
             heapq.heappop(ends)
         return ends[0][0]

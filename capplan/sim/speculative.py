@@ -4,12 +4,13 @@ import math
 import random
 from dataclasses import replace
 
-from capplan.sim.replica import Limits, Replica, Step
+from capplan.sim.replica import Limits, Step
 from capplan.sim.request import Request
+from capplan.sim.reserving import ReservingReplica
 from capplan.speculative import SpeculativeTable
 
 
-class SpeculativeReplica(Replica):
+class SpeculativeReplica(ReservingReplica):
     """A replica whose decoding sequences make 1 + accepted tokens a step.
 
     Each of `drafted` tokens is accepted with the chance `acceptance_rate`, given those before it, by draws of
@@ -30,13 +31,17 @@ class SpeculativeReplica(Replica):
         """Blocks that the decoding requests need for their next token and the drafts after it."""
         return sum(request.samples * self._missing(request) for request in self._held)
 
-    def decode_all(self, step: Step) -> None:
-        """All decoding requests make tokens in this step."""
-        self.blocks.take(self.blocks_to_decode())
+    def decode_all(self, step: Step) -> bool:
+        """All decoding requests make tokens in this step; False where blocks are missing."""
+        needed = self.blocks_to_decode()
+        if needed > self.blocks.free:
+            return False
+        self.blocks.take(needed)
         for request in self._held:
             self._held[request] += self._missing(request)
         step.decoding += self.decoding
         step.kv_tokens += self.kv_tokens
+        return True
 
     def decode_one(self, step: Step, request: Request) -> bool:
         """One decoding request makes tokens in this step; False where blocks are missing."""

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
+from capplan.errors import InputError
 from capplan.formulas import confidence
 from capplan.sim.metrics import REQUEST_COLUMNS, Metrics
 
@@ -83,7 +84,7 @@ class Summary:
     """One run's figures. Rates are of the window; `requests`, tokens and counts in words of the whole run.
 
     Times of requests are those of a client: `around_s` (HTTP, tokenisation, network) is in TTFT and E2E.
-    None: not defined, as TPOT of single tokens, or not seen.
+    `answer_tokens` is the mean length of an answer. None: not defined, as TPOT of single tokens, or not seen.
     """
 
     window: Window
@@ -107,7 +108,9 @@ class Summary:
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
+    answer_tokens: float
     prefix_hit_rate: float
+    equal_lengths: bool
     batch: float
     busy: float
     idle_slots: float
@@ -125,29 +128,36 @@ class Rule:
     stationary: bool = True
     ttft_s: float | None = None
     tpot_s: float | None = None
-    shares: bool = False
-    """Whether prompts share blocks: tokens and blocks are then not the same count."""
+    uneven: bool = False
+    """Whether blocks and tokens are not the same count: prompts share blocks, or windows let them go."""
 
 
 def summarise(metrics: Metrics, rule: Rule, unfinished: int = 0) -> Summary:
-    """The figures of a run; `metrics` is closed. ValueError where no request was finished."""
+    """The figures of a run. ValueError where no request was finished, InputError for too long a warm-up."""
+    import numpy as np
+
     metrics.close()
     table = metrics.requests()
     if not len(table):
         raise ValueError("no request was finished")
     column = dict(zip(REQUEST_COLUMNS, table.T, strict=True))
     times = _times(column, rule.around_s)
-    window = _window(column["arrival_s"], times["e2e_s"], rule, metrics.end_s)
+    window = _window(column, times["e2e_s"], rule, metrics.end_s)
     measured = column["arrival_s"] >= window.start_s
     bins = metrics.timeline.bins_between(window.start_s, window.end_s)
     in_window = (column["done_s"] >= window.start_s) & (column["done_s"] <= window.end_s)
     length_s = max(window.end_s - window.start_s, 1e-12)
+    rate = float(in_window.sum()) / length_s
     met = _met(times, rule)
     line = metrics.timeline
     busy_s = line.sum_of("busy_s", bins)
     binned_s = (bins.stop - bins.start) * line.width_s
     binned_s = min(binned_s, max(busy_s, metrics.end_s - bins.start * line.width_s))
-    spreads = {name: _spread(values[measured]) for name, values in times.items()}
+    unfilled = _ratio(
+        line.sum_of("unfilled_token_s", bins), line.sum_of("kv_block_s", bins) * line.block_size
+    )
+    typical = rule.stationary and window.steady and float(np.ptp(column["arrival_s"])) > 0
+    spreads = {name: _spread(values[measured], typical) for name, values in times.items()}
     spreads["itl_s"] = _gaps(metrics, bins)
     return Summary(
         window=window,
@@ -159,25 +169,25 @@ def summarise(metrics: Metrics, rule: Rule, unfinished: int = 0) -> Summary:
         unfinished=unfinished,
         end_s=metrics.end_s,
         offered_request_per_s=_rate(column["arrival_s"]),
-        request_per_s=float(in_window.sum()) / length_s,
+        request_per_s=rate,
         output_token_per_s=_tokens(column, window, "output") / length_s,
         prompt_token_per_s=_tokens(column, window, "prompt") / length_s,
-        goodput_request_per_s=None if met is None else float((met & in_window).sum()) / length_s,
+        goodput_request_per_s=None if met is None else rate * float(met[measured].mean()),
         met=None if met is None else float(met[measured].mean()),
         kv_usage=_usage(metrics, bins, binned_s),
-        unfilled=None
-        if rule.shares
-        else _ratio(line.sum_of("unfilled_token_s", bins), line.sum_of("kv_block_s", bins) * line.block_size),
+        unfilled=None if rule.uneven else unfilled,
         preemptions=metrics.preemptions,
         recomputed_tokens=metrics.recomputed_tokens,
         prompt_tokens=int(column["prompt_tokens"].sum()),
         cached_tokens=int(column["cached_tokens"].sum()),
         output_tokens=int((column["output_tokens"] * column["samples"]).sum()),
+        answer_tokens=float(column["output_tokens"].mean()),
         prefix_hit_rate=float(column["cached_tokens"].sum() / column["prompt_tokens"].sum()),
-        batch=_ratio(line.sum_of("tokens", bins), line.sum_of("steps", bins)),
+        equal_lengths=_all_equal(column["prompt_tokens"]) and _all_equal(column["output_tokens"]),
+        batch=_ratio(line.sum_of("decoded", bins), line.sum_of("steps", bins)),
         busy=min(1.0, busy_s / binned_s),
         idle_slots=_ratio(line.sum_of("idle_slot_s", bins), busy_s * line.slots),
-        queue=_queue(metrics, bins),
+        queue=_queue(metrics, line.bins_between(window.start_s, float(column["arrival_s"][-1]))),
         steps=metrics.steps_taken,
         series=_series(metrics),
     )
@@ -199,15 +209,22 @@ def _times(column: Mapping[str, Any], around_s: float) -> dict[str, Any]:
     }
 
 
-def _window(arrivals: Any, e2e_s: Any, rule: Rule, end_s: float) -> Window:
-    """From the end of the warm-up to the last arrival: what is worked off after it is no typical load.
+def _window(column: Mapping[str, Any], e2e_s: Any, rule: Rule, end_s: float) -> Window:
+    """From the end of the warm-up until the last request is let in: what follows is no typical load.
 
     Where all come at once, everything counts.
     """
+    arrivals = column["arrival_s"]
     first, last = float(arrivals[0]), float(arrivals[-1])
-    stop = last if last > first else end_s
+    stop = end_s if last == first else max(last, float(column["first_scheduled_s"].max()))
     if rule.warm_up_s is not None:
-        return Window(start_s=min(rule.warm_up_s, last), end_s=max(stop, rule.warm_up_s), rule="as asked")
+        if rule.warm_up_s > last:
+            raise InputError(
+                f"a warm-up of {rule.warm_up_s:g} s leaves nothing: the last request comes at {last:.3g} s",
+                where="--warm-up",
+                hint="a shorter one, or more --requests",
+            )
+        return Window(start_s=rule.warm_up_s, end_s=max(stop, rule.warm_up_s), rule="as asked")
     if last == first:
         return Window(start_s=first, end_s=end_s, rule="all at once: nothing is left out")
     if not rule.stationary:
@@ -221,8 +238,8 @@ def _window(arrivals: Any, e2e_s: Any, rule: Rule, end_s: float) -> Window:
     return Window(start_s=start, end_s=stop, rule=f"MSER-5: {cut or 'no'} requests left out")
 
 
-def _spread(values: Any) -> Spread | None:
-    """Percentiles by linear interpolation; the mean's interval by batch means in order of arrival."""
+def _spread(values: Any, typical: bool) -> Spread | None:
+    """Percentiles by linear interpolation; the mean's interval by batch means, where all times are alike."""
     import numpy as np
 
     values = values[~np.isnan(values)]
@@ -230,7 +247,7 @@ def _spread(values: Any) -> Spread | None:
         return None
     p50, p90, p95, p99 = (float(value) for value in np.percentile(values, PERCENTILES))
     half = None
-    if len(values) >= BATCHES * LEAST_OF_BATCH:
+    if typical and len(values) >= BATCHES * LEAST_OF_BATCH:
         means = [float(part.mean()) for part in np.array_split(values, BATCHES)]
         half = confidence.half_width(means=means)
     return Spread(p50=p50, p90=p90, p95=p95, p99=p99, mean=float(values.mean()), confidence=half)
@@ -291,16 +308,17 @@ def _usage(metrics: Metrics, bins: slice, length_s: float) -> Usage:
     passed = np.cumsum(seconds)
     total, steps = metrics.timeline.kv_blocks, len(seconds) - 1
     mean = metrics.timeline.sum_of("kv_block_s", bins) / (max(length_s, 1e-12) * total)
+    most = float(metrics.timeline.most_kv_blocks[bins].max(initial=0.0)) / total
     return Usage(
         mean=min(1.0, mean),
-        p95=float(np.searchsorted(passed, 0.95 * passed[-1])) / steps,
-        max=float(metrics.timeline.most_kv_blocks[bins].max(initial=0.0)) / total,
+        p95=min(most, float(np.searchsorted(passed, 0.95 * passed[-1])) / steps),
+        max=most,
         full=float(seconds[math.ceil(FULL * steps) :].sum() / passed[-1]),
     )
 
 
 def _queue(metrics: Metrics, bins: slice) -> tuple[float, float]:
-    """Requests that wait, on average in the first and the last fifth of the window."""
+    """Requests that wait, on average in the first and the last fifth of some bins."""
     fifth = max(1, (bins.stop - bins.start) // 5)
     width = metrics.timeline.width_s * fifth
     first, last = slice(bins.start, bins.start + fifth), slice(bins.stop - fifth, bins.stop)
@@ -319,12 +337,12 @@ def _series(metrics: Metrics) -> Series:
     bins = used.stop - used.start
     parts = min(SERIES, bins)
     edges = [round(bins * part / parts) for part in range(parts)]
-    counts = np.diff([*edges, bins])
+    lengths = np.diff([*edges, bins]) * line.width_s
+    lengths[-1] = max(metrics.end_s - edges[-1] * line.width_s, 1e-12)
 
     def means(name: str) -> tuple[float, ...]:
-        return tuple(
-            float(value) for value in np.add.reduceat(line.sums[name][:bins], edges) / (counts * line.width_s)
-        )
+        summed = np.add.reduceat(line.sums[name][:bins], edges)
+        return tuple(float(value) for value in summed / lengths)
 
     return Series(
         width_s=line.width_s * bins / parts,
@@ -333,6 +351,10 @@ def _series(metrics: Metrics) -> Series:
         kv_usage=tuple(min(1.0, value / line.kv_blocks) for value in means("kv_block_s")),
         output_token_per_s=means("tokens"),
     )
+
+
+def _all_equal(values: Any) -> bool:
+    return bool((values == values[0]).all())
 
 
 def _ratio(part: float, whole: float) -> float:

@@ -5,6 +5,7 @@ Bins double in width whenever the run outgrows them, so that a run of any length
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any, Final
 
 BINS: Final = 512
@@ -21,6 +22,7 @@ COLUMNS: Final = (
     "waiting",
     "running",
     "preempted",
+    "made_tokens",
 )
 """Of a run of steps alike: contexts as it begins; blocks, tokens held and requests waiting as it ends.
 
@@ -30,6 +32,7 @@ SUMS: Final = (
     "busy_s",
     "steps",
     "tokens",
+    "decoded",
     "prompt_tokens",
     "gaps",
     "gap_s",
@@ -40,14 +43,14 @@ SUMS: Final = (
     "idle_slot_s",
     "preempted",
 )
-"""Of a bin; `tokens` are those made by decoding. Times are weights: waiting_s is the integral of requests."""
+"""Of a bin; `tokens` are those made, `decoded` sequences in steps, waiting_s the integral of requests."""
 USAGE_BINS: Final = 1001
 """Of KV usage, 0.1 % each."""
 SHORTEST_GAP_S: Final = 1e-5
 GAP_RATIO: Final = 1.005
 GAP_BINS: Final = 5100
 """Of gaps between tokens, 0.5 % each: from 10 µs to 13 days."""
-SPREAD: Final = 0.02
+SPREAD: Final = 0.04
 """A run of steps whose contexts grow less than this has gaps alike."""
 PARTS: Final = 1024
 """A run's gaps are spread over at most so many."""
@@ -57,24 +60,34 @@ class Timeline:
     """Sums over bins of time; `width_s` is their present width."""
 
     def __init__(
-        self, *, slots: int, kv_blocks: int, block_size: int, slope: Callable[[int, int], float] | None
+        self,
+        *,
+        slots: int,
+        kv_blocks: int,
+        block_size: int,
+        kv_groups: int = 1,
+        slope: Callable[[int, int], float] | None,
     ) -> None:
         import numpy as np
 
-        self.slots, self.kv_blocks, self.block_size, self.slope = slots, kv_blocks, block_size, slope
+        self.slots, self.kv_blocks, self.slope = slots, kv_blocks, slope
+        self.block_size, self.kv_groups = block_size, kv_groups
         self.width_s = 0.0
         self.sums = {name: np.zeros(BINS) for name in SUMS}
         self.most_kv_blocks = np.zeros(BINS)
         self.most_waiting = np.zeros(BINS)
         self._usage_s = np.zeros((BINS, USAGE_BINS))
         self._gap_counts = np.zeros((BINS, GAP_BINS))
+        # By products alone, which are the same on every machine.
+        ends = accumulate(range(GAP_BINS - 2), lambda end, _: end * GAP_RATIO, initial=SHORTEST_GAP_S)
+        self._gap_ends = np.array(list(ends))
 
     def add(self, rows: Any, gaps: Sequence[tuple[float, float, int]]) -> None:
         """Runs of steps with the COLUMNS, in order; and gaps that are no step's length: (end_s, s, count)."""
         import numpy as np
 
         self._reach(float(rows[-1, 1]))
-        start, end, steps, decoding, _, prompts, regular, blocks, held, waiting, running, out = rows.T
+        (start, end, steps, decoding, _, prompts, regular, blocks, held, waiting, running, out, made) = rows.T
         first = np.floor(start / self.width_s).astype(np.int64)
         last = np.minimum(np.floor(end / self.width_s).astype(np.int64), BINS - 1)
         pieces = last - first + 1
@@ -86,14 +99,16 @@ class Timeline:
         whole = np.maximum(end - start, 1e-300)
         share = took / whole[row]
         # Blocks are taken evenly over a run: a token a sequence and step.
-        grown = np.minimum(blocks, decoding * (steps - 1) / self.block_size)
+        grown = np.minimum(blocks, decoding * (steps - 1) * self.kv_groups / self.block_size)
         passed = (begin + took / 2 - start[row]) / whole[row]
         used = blocks[row] - grown[row] * (1 - passed)
-        unfilled = np.maximum(blocks * self.block_size - held, 0.0)
+        most = np.minimum(used + grown[row] * share / 2, blocks[row])
+        unfilled = np.maximum(blocks * self.block_size - held * self.kv_groups, 0.0)
         values = {
             "busy_s": took,
             "steps": share * steps[row],
-            "tokens": share * (decoding * steps)[row],
+            "tokens": share * made[row],
+            "decoded": share * (decoding * steps)[row],
             "prompt_tokens": share * prompts[row],
             "gaps": share * regular[row],
             "gap_s": share * (regular * whole / steps)[row],
@@ -106,7 +121,7 @@ class Timeline:
         }
         for name, value in values.items():
             self.sums[name] += np.bincount(bins, value, BINS)
-        np.maximum.at(self.most_kv_blocks, last, blocks)
+        np.maximum.at(self.most_kv_blocks, bins, most)
         np.maximum.at(self.most_waiting, last, waiting)
         usage = np.minimum(used * (USAGE_BINS - 1) / self.kv_blocks, USAGE_BINS - 1).astype(np.int64)
         np.add.at(self._usage_s.reshape(-1), bins * USAGE_BINS + usage, took)
@@ -145,8 +160,7 @@ class Timeline:
     def _count(self, bins: Any, gap: Any, count: Any) -> None:
         import numpy as np
 
-        place = np.log(np.maximum(gap, SHORTEST_GAP_S) / SHORTEST_GAP_S) / math.log(GAP_RATIO)
-        place = np.minimum(place.astype(np.int64), GAP_BINS - 1)
+        place = np.searchsorted(self._gap_ends, gap, side="right")
         np.add.at(self._gap_counts.reshape(-1), bins * GAP_BINS + place, count)
 
     def _reach(self, end_s: float) -> None:
@@ -187,4 +201,4 @@ class Timeline:
         if not len(counts) or counts[-1] <= 0:
             return None
         place = int(np.searchsorted(counts, counts[-1] * percent / 100))
-        return float(SHORTEST_GAP_S * GAP_RATIO ** (min(place, GAP_BINS - 1) + 0.5))
+        return float(self._gap_ends[max(0, place - 1)]) * (1 + (GAP_RATIO - 1) / 2 if place else 1)

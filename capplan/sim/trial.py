@@ -153,7 +153,7 @@ class Totals:
             steps=self.step_count,
             batch=rows / self.step_count,
             bubble=self.padding / rows if rows else 0.0,
-            padding=self.prompt_padding / prompts,
+            padding=self.prompt_padding / prompts if prompts else 0.0,
             preemptions=self.preemptions,
             **shares,
         )
@@ -191,8 +191,9 @@ def subject(model: str, gpu: str) -> Subject:
     )
 
 
+@cache
 def run_trial(trial: Trial, on: Subject) -> Outcome:
-    """Serve the trial's workload to its end."""
+    """Serve the trial's workload to its end; the same trial again is not run again."""
     policy = scheduler_of(trial.scheduler)
     limits = Limits(
         max_num_seqs=trial.max_num_seqs or on.kv_tokens,

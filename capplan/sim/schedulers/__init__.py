@@ -8,6 +8,7 @@ from typing import Final
 from capplan.errors import InputError, did_you_mean, shown
 from capplan.sim.contiguous import ContiguousReplica
 from capplan.sim.replica import Limits, Replica, Step
+from capplan.sim.reserving import ReservingReplica
 from capplan.sim.schedulers.batches import BatchReplica
 from capplan.sim.schedulers.hf_generate import hf_generate
 from capplan.sim.schedulers.llama_cpp import llama_cpp
@@ -27,7 +28,8 @@ class Policy:
 
     `scheduler` makes one (some keep state between steps: one a run), `replica` the replica it works on.
     `engine` is whose it is, None: no engine of today. `verified` says against what it was compared, None:
-    nothing but its source. `changes` to an engine's limits come with it.
+    nothing but its source. `whole_prompts` goes into its limits; `reserves_max_model_len`: each request holds
+    memory for as much.
     """
 
     name: str
@@ -61,6 +63,7 @@ SCHEDULERS: Final[Mapping[str, Policy]] = {
             says="GUARANTEED_NO_EVICT: started only if all of it has room",
             engine="tensorrt-llm",
             scheduler=lambda: guaranteed_no_evict,
+            replica=ReservingReplica,
             whole_prompts=True,
         ),
         Policy(
@@ -75,6 +78,7 @@ SCHEDULERS: Final[Mapping[str, Policy]] = {
             says="prompts stall decoding once enough wait; max_new_tokens taken from a token budget",
             engine="tgi",
             scheduler=Tgi,
+            replica=ReservingReplica,
             whole_prompts=True,
         ),
         Policy(
@@ -82,6 +86,7 @@ SCHEDULERS: Final[Mapping[str, Policy]] = {
             says="slots, prompts in pieces of --batch-size",
             engine="llama.cpp",
             scheduler=lambda: llama_cpp,
+            replica=ReservingReplica,
         ),
         Policy(
             name="static",

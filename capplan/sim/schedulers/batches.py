@@ -105,6 +105,7 @@ class BatchReplica(ContiguousReplica):
         padding.prompt_tokens = prompts * prompt - step.prompt_tokens
         padding.prompt_pairs = prompts * (prompt * (prompt + 1) // 2) - step.prompt_pairs
         step.padding = padding
+        step.stalled = True
 
     def go_on(self, step: Step) -> None:
         """The batch makes a token a row; rows whose request has ended make one in vain."""

@@ -1,6 +1,7 @@
 """llama.cpp's server: a fixed number of slots, each with its own part of the context."""
 
 from capplan.sim.replica import Replica, Step
+from capplan.sim.reserving import ReservingReplica
 
 
 def llama_cpp(replica: Replica, cont_batching: bool = True) -> Step:
@@ -15,22 +16,24 @@ def llama_cpp(replica: Replica, cont_batching: bool = True) -> Step:
     Source: llama.cpp, tools/server/server-context.cpp, update_slots(), b6900 and later. Unverified: no log of
     it was compared. The slots' prompt caches are not modelled.
     """
+    assert isinstance(replica, ReservingReplica)
     step, limits, waiting = Step(), replica.limits, replica.waiting
     replica.decode_all(step)
-    budget = limits.max_num_batched_tokens - step.decoding
+    budget = limits.max_num_batched_tokens - step.decoding * limits.queries
     if cont_batching or not step.decoding:
         for request in replica.prefilling:
             tokens = min(budget, request.prompt_tokens - request.computed_tokens)
             if tokens > 0:
                 replica.chunk(step, request, tokens)
                 budget -= tokens
-        reserved = sum(map(replica.blocks_to_end, replica.running)) if waiting else 0
         while waiting and budget > 0 and replica.sequences + waiting[0].samples <= limits.max_num_seqs:
-            reserved += replica.blocks_to_end(waiting[0])
-            if reserved > limits.kv_blocks:
+            if not replica.has_room(waiting[0]):
                 break
-            budget -= replica.admit(step, waiting[0], budget)
+            taken = replica.admit(step, waiting[0], budget)
+            if not taken:
+                break
             waiting.popleft()
+            budget -= taken
     step.steady = not step.chunks and not replica.prefilling
     step.open = not waiting and replica.sequences < limits.max_num_seqs
     return step

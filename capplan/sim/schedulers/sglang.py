@@ -1,4 +1,4 @@
-"""SGLang: prompts first, let in by a guess of what those inside will still write; retracted after a bad one."""
+"""SGLang: prompts first, let in by a guess of what those inside will still make; retracted if it fails."""
 
 from typing import Final, Literal
 
@@ -63,7 +63,7 @@ class Sglang:
         if not self._full_with or replica.prefilling:
             self._prompts(replica, step)
         if step.chunks:
-            step.stalled = not mixed and replica.decoding > 0
+            step.stalled = not mixed
             return step
         if not mixed:
             if replica.blocks_to_decode() > replica.blocks.free:
@@ -76,7 +76,9 @@ class Sglang:
     def _prompts(self, replica: Replica, step: Step) -> None:
         """The prompt that was cut goes on; then those waiting, while there is room for them."""
         limits, waiting = replica.limits, replica.waiting
-        budget = limits.max_num_batched_tokens - step.decoding
+        if not replica.prefilling and (not waiting or self._no_place(replica, waiting[0])):
+            return
+        budget = limits.max_num_batched_tokens - step.decoding * limits.queries
         ratio = self.new_token_ratio(replica)
         room = replica.blocks.free * limits.block_size
         room -= int(ratio * sum(self._still_to_make(replica, request) for request in replica.running))
@@ -89,7 +91,7 @@ class Sglang:
             self._longest_prefix_first(replica)
         while waiting and budget > 0 and room > 0:
             request = waiting[0]
-            if replica.sequences + request.samples > limits.max_num_seqs:
+            if self._no_place(replica, request):
                 break
             tokens = request.prompt_tokens + request.made_tokens
             new = min(limits.new_tokens(request) - request.made_tokens, CLIP_MAX_NEW_TOKENS)
@@ -104,6 +106,9 @@ class Sglang:
             room -= needed
         if waiting and not step.chunks:
             self._full_with = len(replica.running)
+
+    def _no_place(self, replica: Replica, request: Request) -> bool:
+        return replica.sequences + request.samples > replica.limits.max_num_seqs
 
     def _still_to_make(self, replica: Replica, request: Request) -> int:
         made = request.made_tokens
@@ -126,13 +131,19 @@ class Sglang:
         }
         order = sorted(made, key=lambda request: (made[request], -request.prompt_tokens), reverse=True)
         while len(order) > 1 and replica.blocks_to_decode() > replica.blocks.free:
-            request = order.pop()
-            replica.preempt(step, request)
-            replica.waiting.remove(request)
-            replica.waiting.append(request)
+            self._throw_out(replica, step, order.pop())
+        for request in list(replica.prefilling):
+            if replica.blocks_to_decode() > replica.blocks.free:
+                self._throw_out(replica, step, request)
         most = sum(replica.limits.new_tokens(request) for request in order)
         ratio = (sum(made[request] for request in order) + RETRACT_DECODE_STEPS * len(order)) / (most + 1)
         self._set_ratio(replica, min(1.0, ratio))
+
+    def _throw_out(self, replica: Replica, step: Step, request: Request) -> None:
+        """To the queue's end."""
+        replica.preempt(step, request)
+        replica.waiting.remove(request)
+        replica.waiting.append(request)
 
     def _set_ratio(self, replica: Replica, ratio: float) -> None:
         self._ratio, self._ratio_tick = ratio, replica.tick

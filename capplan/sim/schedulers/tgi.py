@@ -4,6 +4,7 @@ import math
 
 from capplan.sim.replica import Replica, Step
 from capplan.sim.request import Request
+from capplan.sim.reserving import ReservingReplica
 
 
 class Tgi:
@@ -30,11 +31,13 @@ class Tgi:
         step = Step()
         entering = [] if self._decode_next else self._entering(replica)
         for request in entering:
+            if not replica.admit(step, request, request.prompt_tokens):
+                break
             replica.waiting.popleft()
-            replica.admit(step, request, request.prompt_tokens)
-        if entering:
-            self._decode_next = step.stalled = replica.decoding > 0
+        if step.chunks:
+            self._decode_next = replica.decoding > 0
             self._entered_tick = replica.tick
+            step.stalled = True
             return step
         self._decode_next = False
         replica.decode_all(step)
@@ -46,11 +49,12 @@ class Tgi:
 
     def _entering(self, replica: Replica) -> list[Request]:
         """Who enters now, in order."""
+        assert isinstance(replica, ReservingReplica)
         limits, found = replica.limits, list[Request]()
         if not replica.waiting:
             return found
         prompts, sequences = limits.max_num_batched_tokens, replica.sequences
-        blocks = limits.kv_blocks - sum(map(replica.blocks_to_end, replica.running))
+        blocks = limits.kv_blocks - replica.promised_blocks
         for request in replica.waiting:
             prompts -= request.prompt_tokens
             blocks -= replica.blocks_to_end(request)

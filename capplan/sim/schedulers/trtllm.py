@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from capplan.sim.replica import Replica, Step
 from capplan.sim.request import Request
+from capplan.sim.reserving import ReservingReplica
 
 
 def guaranteed_no_evict(replica: Replica, chunked_context: bool = False) -> Step:
@@ -16,16 +17,10 @@ def guaranteed_no_evict(replica: Replica, chunked_context: bool = False) -> Step
     Source: TensorRT-LLM 1.x, cpp/tensorrt_llm/batch_manager/capacityScheduler.cpp. Unverified: no log of it
     was compared. Blocks that requests share are counted for each of them.
     """
-    step, waiting = Step(), replica.waiting
+    assert isinstance(replica, ReservingReplica)
+    step = Step()
     replica.decode_all(step)
-    promised = sum(map(replica.blocks_to_end, replica.running)) if waiting else 0
-
-    def has_room(request: Request) -> bool:
-        nonlocal promised
-        promised += replica.blocks_to_end(request)
-        return promised <= replica.limits.kv_blocks
-
-    _contexts(replica, step, chunked_context, has_room)
+    _contexts(replica, step, chunked_context, replica.has_room)
     return step
 
 
@@ -60,15 +55,19 @@ def _contexts(
 ) -> None:
     """Prompts in order while max_num_tokens last: whole, or with chunked context in chunks of whole blocks.
 
-    A paused request's prompt, which its own tokens made longer than max_num_tokens, runs alone.
+    A paused request's prompt, which its own tokens made longer than max_num_tokens, runs alone. Where a
+    started prompt's next chunk has no blocks, the prompt started last is paused.
     """
     limits, waiting = replica.limits, replica.waiting
-    budget = limits.max_num_batched_tokens - step.decoding
+    budget = limits.max_num_batched_tokens - step.decoding * limits.queries
     for request in list(replica.prefilling):
         left = request.prompt_tokens + request.made_tokens - request.computed_tokens
         tokens = _chunk(replica, left, budget)
-        if tokens and replica.chunk(step, request, tokens):
-            budget -= tokens
+        while tokens and request in replica.prefilling:
+            if replica.chunk(step, request, tokens):
+                budget -= tokens
+                break
+            replica.preempt(step, next(reversed(replica.prefilling)))
     while waiting and replica.sequences + waiting[0].samples <= limits.max_num_seqs:
         request = waiting[0]
         tokens = request.prompt_tokens + request.made_tokens
