@@ -12,7 +12,16 @@ from capplan.sim.replica import Limits, Replica, Step
 from capplan.sim.request import Request
 from capplan.sim.schedulers.vllm_v1 import vllm_v1
 
-KEPT = "index first_scheduled_s first_token_s done_s computed_tokens made_tokens preemptions cached_tokens".split()
+KEPT = (
+    "index",
+    "first_scheduled_s",
+    "first_token_s",
+    "done_s",
+    "computed_tokens",
+    "made_tokens",
+    "preemptions",
+    "cached_tokens",
+)
 
 
 class Times:
@@ -139,6 +148,7 @@ def test_most_steps_of_a_moderate_load_are_coasted(monkeypatch: Any) -> None:
     monkeypatch.setattr(simulator, "vllm_v1", counted)
     kept = Everything()
     limits = Limits(max_num_seqs=64, max_num_batched_tokens=4096, kv_blocks=5000)
-    simulator.run(workload=Mixed(3), replica=Replica(limits), scheduler=counted, times=Times(), recorder=kept)
+    workload = Mixed(3, plain=True)
+    simulator.run(workload=workload, replica=Replica(limits), scheduler=counted, times=Times(), recorder=kept)
     assert asked < len(kept.seen) / 4
     assert coasting.can_coast(Replica(limits))
