@@ -10,12 +10,15 @@ import math
 
 from capplan.sim.flow import Arrivals, Recorder, StepTimes
 from capplan.sim.kv_blocks import KvBlocks
+from capplan.sim.looks import Looking, Looks
 from capplan.sim.replica import Replica, Step
 from capplan.sim.request import Request
 
 
-def can_coast(replica: Replica) -> bool:
+def can_coast(replica: Replica, looking: Looking | None = None) -> bool:
     """Whether nothing need be decided as long as only plain requests come and blocks suffice."""
+    if looking is not None and (looking.steps_ahead > 1 or looking.poll_steps > 1):
+        return False
     blocks, limits = replica.blocks, replica.limits
     return (
         replica.leaps
@@ -34,10 +37,19 @@ class Coasting:
     """One replica's state in local hands, until something must be decided."""
 
     def __init__(
-        self, replica: Replica, arrivals: Arrivals, times: StepTimes, recorder: Recorder, now: float
+        self,
+        replica: Replica,
+        arrivals: Arrivals,
+        times: StepTimes,
+        recorder: Recorder,
+        now: float,
+        looks: Looks | None = None,
     ) -> None:
         self.replica, self.arrivals, self.times, self.recorder = replica, arrivals, times, recorder
-        self.now = now
+        self.now, self.looks = now, looks
+        # Requests that came until then are known when the next step is decided.
+        self.seen = now if looks is None else looks.seen_s
+        self.ahead = looks is not None and looks.looking.steps_ahead > 0
         self.free = replica.blocks.free
 
     def run(self) -> float:
@@ -46,22 +58,26 @@ class Coasting:
         before = self.free
         try:
             while True:
-                if arrivals.next_s <= self.now:
+                if arrivals.next_s <= self.seen:
                     if not self._prompts():
                         break
                 elif self.replica.decoding:
                     if not self._decode():
                         break
                 elif arrivals.next_s < math.inf:
-                    self.now = arrivals.next_s
+                    self.now = self.seen = max(self.now, arrivals.next_s)
                 else:
                     break
         finally:
-            taken = before - self.free
+            # While coasting only the count is kept; what is taken and given back is blank either way.
+            blocks, taken = self.replica.blocks, before - self.free
+            blocks.free = before
             if taken > 0:
-                self.replica.blocks.take(taken)
+                blocks.take(taken)
             elif taken:
-                self.replica.blocks.give_back(-taken)
+                blocks.give_back(-taken)
+            if self.looks is not None:
+                self.looks.resume(self.seen)
         return self.now
 
     def _decode(self) -> bool:
@@ -76,6 +92,9 @@ class Coasting:
             return False
         closed = decoding >= limits.max_num_seqs or decoding >= limits.max_num_batched_tokens
         until = math.inf if closed else self.arrivals.next_s - self.now
+        if until <= 0:
+            # Somebody has come and is not seen yet: one step more.
+            most, until = 1, math.inf
         step = Step()
         step.decoding, step.kv_tokens = decoding, replica.kv_tokens
         step.steady = True
@@ -91,7 +110,7 @@ class Coasting:
         tokens = decoding = replica.decoding
         blocks = replica.phases[replica.tick % limits.block_size]
         plain = True
-        while arrivals.next_s <= self.now:
+        while arrivals.next_s <= self.seen:
             request = arrivals.pop()
             came.append(request)
             tokens += request.prompt_tokens
@@ -125,6 +144,7 @@ class Coasting:
         """A step, or `count` alike, is through: tokens are made, some requests are done."""
         replica, start = self.replica, self.now
         now = self.now = start + took
+        self.seen = now - (now - start) / count if self.ahead else now
         size = replica.limits.block_size
         step.kv_blocks = replica.blocks.total - self.free
         step.made_tokens = step.decoding * count + len(step.chunks)
@@ -162,6 +182,7 @@ class Coasting:
             del replica.running[request]
             self.free += -(-request.computed_tokens // size)
         replica.sequences -= len(done)
+        replica.blocks.free = self.free
         self.recorder.steps(replica, step, count, start, now, done)
         for request in done:
             self.arrivals.answered(request, now)

@@ -39,6 +39,13 @@ class Looks:
         self._since_look = 0
         self.seen_s = now_s
 
+    def resume(self, seen_s: float) -> None:
+        """Steps passed without being told, at most one decided ahead: `seen_s` is the last one's start."""
+        self._starts.clear()
+        self._starts.append(seen_s)
+        self._since_look = 0
+        self.seen_s = seen_s
+
     def leap(self, most: int, until_s: float) -> tuple[int, float]:
         """Steps alike at most, and seconds until a request comes, where one may have come unseen.
 

@@ -34,13 +34,13 @@ def run(
     looks = None if looking is None else Looks(looking)
     waiting = replica.waiting
     now: float = 0
-    coast = coast and looks is None and scheduler is vllm_v1 and type(replica) is Replica
+    coast = coast and scheduler is vllm_v1 and type(replica) is Replica
     while True:
         seen_s = now if looks is None else looks.seen_s
         while arrivals.next_s <= seen_s:
             arrivals.enter(replica, arrivals.pop(), recorder, now)
-        if coast and can_coast(replica):
-            now = Coasting(replica, arrivals, times, recorder, now).run()
+        if coast and can_coast(replica, looking):
+            now = Coasting(replica, arrivals, times, recorder, now, looks).run()
         step = scheduler(replica)
         if not (step.decoding or step.chunks):
             if arrivals.next_s < math.inf:

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capplan.sim import coasting, simulator
+from capplan.sim.looks import Looking
 from capplan.sim.replica import Limits, Replica, Step
 from capplan.sim.request import Request
 from capplan.sim.schedulers.vllm_v1 import vllm_v1
@@ -92,10 +93,16 @@ class Everything:
         self.seen.append((request.index, now_s))
 
 
-def served(seed: int, limits: Limits, coast: bool) -> tuple[Any, ...]:
+def served(seed: int, limits: Limits, looking: Looking | None, coast: bool) -> tuple[Any, ...]:
     replica, kept = Replica(limits), Everything()
     end_s = simulator.run(
-        workload=Mixed(seed), replica=replica, scheduler=vllm_v1, times=Times(), recorder=kept, coast=coast
+        workload=Mixed(seed),
+        replica=replica,
+        scheduler=vllm_v1,
+        times=Times(),
+        recorder=kept,
+        looking=looking,
+        coast=coast,
     )
     return end_s, kept.seen, replica.blocks.free, replica.sequences, replica.phases, replica.kv_tokens
 
@@ -110,8 +117,9 @@ def served(seed: int, limits: Limits, coast: bool) -> tuple[Any, ...]:
     spare=st.sampled_from([0, 5]),
     longest=st.sampled_from([None, 300]),
     threshold=st.sampled_from([0, 0, 30]),
+    looking=st.sampled_from([None, Looking(), Looking(steps_ahead=1), Looking(steps_ahead=2)]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_coasting_makes_the_schedulers_steps(
     seed: int,
     max_num_seqs: int,
@@ -122,6 +130,7 @@ def test_coasting_makes_the_schedulers_steps(
     spare: int,
     longest: int | None,
     threshold: int,
+    looking: Looking | None,
 ) -> None:
     limits = Limits(
         max_num_seqs=max_num_seqs,
@@ -133,7 +142,7 @@ def test_coasting_makes_the_schedulers_steps(
         max_model_len=longest,
         long_prefill_token_threshold=threshold,
     )
-    assert served(seed, limits, coast=True) == served(seed, limits, coast=False)
+    assert served(seed, limits, looking, coast=True) == served(seed, limits, looking, coast=False)
 
 
 def test_most_steps_of_a_moderate_load_are_coasted(monkeypatch: Any) -> None:
