@@ -1,8 +1,8 @@
 """What lies around an engine's steps in a simulation: fitted on public runs, step times first.
 
-profiles/calibrations/simulator.yaml has it by engine: the time of HTTP, tokenisation and the first chunk's way
-back, for models with and without routed experts, and how many steps an engine decides ahead. In closed form
-the same waits are means inside of numbers of serving.yaml.
+profiles/calibrations/simulator.yaml has it by engine: the time of HTTP, tokenisation and the first token's
+way back, for models with and without routed experts, and how many steps an engine decides ahead. In closed
+form the same waits are means inside of serving.yaml's numbers.
 """
 
 from collections.abc import Mapping

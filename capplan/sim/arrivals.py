@@ -11,13 +11,13 @@ from itertools import count, repeat
 from typing import Final, Protocol
 
 from capplan.errors import InputError
+from capplan.latency_question import MAX_RATE, MIN_RATE
 from capplan.sim.spelled import finite, key_values, split_kind
 from capplan.units import HOUR_S
 
 NS: Final = 1_000_000_000
 DAY_HOURS: Final = 24
 DAY_S: Final = DAY_HOURS * HOUR_S
-MAX_REQUEST_PER_S: Final = 1e6
 MAX_THINK_S: Final = 1e6
 """Eleven days."""
 FORMS: Final[Mapping[str, str]] = {
@@ -207,8 +207,8 @@ def parse_arrivals(text: str, request_per_s: float, *, where: str) -> Arrivals:
         raise InputError(f"{kind} takes no options, got {rest!r}", where=where, hint=f"as in {example}")
     if kind == "at-once" or request_per_s == math.inf:
         return AtOnce()
-    if not 0 < request_per_s <= MAX_REQUEST_PER_S:
-        hint = f"above 0 and at most {MAX_REQUEST_PER_S:,.0f}, or inf for all at once"
+    if not MIN_RATE <= request_per_s <= MAX_RATE:
+        hint = f"from {MIN_RATE:g} to {MAX_RATE:,.0f}, or inf for all at once"
         raise InputError(f"{request_per_s:g} requests a second", where=where, hint=hint)
     if kind == "poisson":
         return Poisson(request_per_s)

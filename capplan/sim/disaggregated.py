@@ -30,18 +30,42 @@ class Link:
         return tokens * self.kv_bytes_per_token / self.bytes_per_s
 
 
+class Transfers:
+    """What moved over the link: who, and how long from the prompt's end until its KV was there.
+
+    `busy_s` is the link's time; `moved` has (arrival of the request, seconds) of each, `under_way` yet.
+    """
+
+    def __init__(self) -> None:
+        self.busy_s = 0.0
+        self.under_way = 0
+        self.moved: list[tuple[float, float]] = []
+
+
 class Stage:
-    """A replica with what drives it; `end_s` is when the step under way ends, inf while idle."""
+    """A replica with what drives it; `end_s` is when the step under way ends, inf while idle.
+
+    Requests that `come` meanwhile are seen after it.
+    """
 
     def __init__(self, replica: Replica, scheduler: Scheduler, times: StepTimes, recorder: Recorder) -> None:
         self.replica, self.scheduler, self.times, self.recorder = replica, scheduler, times, recorder
+        self.come: list[Request] = []
         self.end_s = math.inf
         self._start_s = 0.0
         self._count = 1
         self._step = Step()
 
+    @property
+    def under_way(self) -> int:
+        """Requests that wait or run here."""
+        return len(self.come) + len(self.replica.waiting) + len(self.replica.running)
+
     def begin(self, now_s: float, until_s: float) -> None:
         """The next step, if there is one; steps alike until a newcomer could be let in at `until_s`."""
+        for request in self.come:
+            self.replica.enqueue(request)
+        self.come.clear()
         step = self.scheduler(self.replica)
         if not step.decoding and not step.chunks:
             return
@@ -63,8 +87,11 @@ class Stage:
         return done
 
 
-def run(*, workload: Workload, prefill: Stage, decode: Stage, link: Link) -> float:
+def run(
+    *, workload: Workload, prefill: Stage, decode: Stage, link: Link, transfers: Transfers | None = None
+) -> float:
     """Serve the whole workload; when the last step ended. Refused is what either replica could never hold."""
+    transfers = transfers or Transfers()
     prefill.replica.prompts_only = True
     arrivals = Arrivals(workload)
     moving: list[tuple[float, int, Request]] = []
@@ -73,14 +100,15 @@ def run(*, workload: Workload, prefill: Stage, decode: Stage, link: Link) -> flo
         while arrivals.next_s <= now_s:
             request = arrivals.pop()
             if prefill.replica.fits(request) and decode.replica.fits(request):
-                prefill.replica.enqueue(request)
+                prefill.come.append(request)
             else:
                 prefill.recorder.rejected(request, now_s)
                 arrivals.answered(request, now_s)
         while moving and moving[0][0] <= now_s:
             request = heapq.heappop(moving)[2]
+            transfers.under_way -= 1
             prefill.replica.let_go(request)
-            decode.replica.enqueue(request)
+            decode.come.append(request)
         if prefill.end_s == math.inf:
             prefill.begin(now_s, arrivals.next_s)
         soonest_s = moving[0][0] if moving else math.inf
@@ -97,8 +125,13 @@ def run(*, workload: Workload, prefill: Stage, decode: Stage, link: Link) -> flo
                     prefill.replica.let_go(request)
                     arrivals.answered(request, now_s)
                     continue
-                link_free_s = max(now_s, link_free_s) + link.moving_s(request.prompt_tokens)
-                heapq.heappush(moving, (link_free_s + link.latency_s, request.index, request))
+                moving_s = link.moving_s(request.prompt_tokens)
+                link_free_s = max(now_s, link_free_s) + moving_s
+                there_s = link_free_s + link.latency_s
+                transfers.busy_s += moving_s
+                transfers.under_way += 1
+                transfers.moved.append((request.arrival_s, there_s - now_s))
+                heapq.heappush(moving, (there_s, request.index, request))
         if decode.end_s == now_s:
             ended_s = now_s
             for request in decode.finish():

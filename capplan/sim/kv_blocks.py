@@ -111,7 +111,7 @@ class KvBlocks:
         if self.caching:
             self._touch(request, hits, own)
         self.take(taken)
-        if request.segments:
+        if request.segments and self.caching:
             self._keep(request, upto, made=0)
         return cached
 
@@ -121,7 +121,7 @@ class KvBlocks:
         if needed > self.free:
             return False
         self.take(needed)
-        if request.segments:
+        if request.segments and self.caching:
             self._keep(request, upto, made=0)
         return True
 
@@ -215,16 +215,18 @@ class KvBlocks:
                 del self._queue[run]
 
     def _keep(self, request: Request, upto: int, made: int) -> None:
-        """Enter the full shareable blocks of a request's first `upto` tokens, the last `made` its answer's."""
+        """Enter the full shareable blocks of a request's first `upto` tokens, `made` of its answer."""
         held = self._shared.setdefault(request, [])
-        for at, chain in enumerate(self._chains(request, min(upto - made, request.prompt_tokens), made)):
-            if at >= len(held):
-                block = _Shared(chain)
-                self._cached.setdefault(chain, []).append(block)
-                held.append(block)
+        for chain in self._chains(request, min(upto - made, request.prompt_tokens), made, len(held)):
+            block = _Shared(chain)
+            self._cached.setdefault(chain, []).append(block)
+            held.append(block)
 
-    def _chains(self, request: Request, prompt: int, made: int) -> Iterator[Chain]:
-        """The chains of a request's full blocks in its first `prompt` tokens and the `made` after them."""
+    def _chains(self, request: Request, prompt: int, made: int, skipped: int = 0) -> Iterator[Chain]:
+        """The chains of a request's full blocks in its first `prompt` tokens and the `made` after them.
+
+        Without the first `skipped`.
+        """
         segments = list(request.segments)
         if made and sum(tokens for _, tokens in segments) >= request.prompt_tokens:
             segments.append((request.output_key, made))
@@ -232,6 +234,10 @@ class KvBlocks:
         for key, tokens in segments:
             number = self._segments.setdefault((number, before, key), len(self._segments) + 1)
             until = min(begin + tokens, prompt + made)
+            if skipped and end <= until:
+                past = min(skipped, (until - end) // self.block_size + 1)
+                end += past * self.block_size
+                skipped -= past
             while end <= until:
                 yield number, end - begin
                 end += self.block_size

@@ -17,7 +17,10 @@ STEP_COLUMNS: Final = (
     "resumed_reqs,running,waiting,preempted,finished,kv_blocks_used,kv_blocks_total,tokens_out"
 )
 WHOLE: Final = frozenset(
-    ("index", "prompt_tokens", "cached_tokens", "output_tokens", "preemptions", "session", "turn")
+    (
+        *("index", "prompt_tokens", "cached_tokens", "output_tokens", "samples", "preemptions", "truncated"),
+        *("session", "turn"),
+    )
 )
 
 

@@ -93,15 +93,22 @@ class Metrics:
         for request, tokens, past in step.chunks:
             if tokens > 1 or past < request.prompt_tokens:
                 held += past + tokens
-        if step.preempted and self._stalled:
-            self._leave(replica, step, count)
+            if request.preemptions:
+                self.recomputed_tokens += max(0, min(past + tokens, request.reached_tokens) - past)
+        if step.preempted:
+            # Those that decoded wait by themselves from now on.
+            out = (request for request in step.preempted if request.made_tokens)
+            self._decoding -= sum(request.samples for request in out if request not in self._thrown_out)
+            if self._stalled:
+                self._leave(replica, step, count)
         if step.stalled or not decoding:
-            if self._decoding:
-                self._stall(replica, start_s, end_s)
+            if self._decoding and step.chunks:
+                self._stall(replica, step, start_s, end_s)
         elif self._stalled:
-            gaps -= self._caught_up(decoding, start_s, start_s + (end_s - start_s) / count, end_s)
+            gaps -= self._caught_up(decoding, start_s + (end_s - start_s) / count, end_s)
         if step.preempted or step.held_back or self._thrown_out or self._held_back:
-            gaps -= self._out_of_step(replica, step, start_s, end_s)
+            first_end_s = start_s + (end_s - start_s) / count
+            gaps -= self._out_of_step(replica, step, start_s, first_end_s, end_s)
         waiting_to_decode, self._decoding = self._decoding, replica.decoding
         at = self._step_at
         _STEP.pack_into(
@@ -125,28 +132,32 @@ class Metrics:
         if self._step_at == len(self._steps):
             self._fold()
         for request in done:
-            at = self._request_at
-            _REQUEST.pack_into(
-                self._requests,
-                at,
-                request.index,
-                request.arrival_s,
-                request.first_scheduled_s,
-                request.first_token_s,
-                request.done_s,
-                request.prompt_tokens,
-                request.cached_tokens,
-                request.output_tokens,
-                request.samples,
-                request.preemptions,
-                request.truncated,
-                request.session,
-                request.turn,
-            )
-            self._request_at = at + _REQUEST.size
-            if self._request_at == len(self._requests):
-                self._full.append(bytes(self._requests))
-                self._request_at = 0
+            self.keep(request)
+
+    def keep(self, request: Request) -> None:
+        """A finished request."""
+        at = self._request_at
+        _REQUEST.pack_into(
+            self._requests,
+            at,
+            request.index,
+            request.arrival_s,
+            request.first_scheduled_s,
+            request.first_token_s,
+            request.done_s,
+            request.prompt_tokens,
+            request.cached_tokens,
+            request.output_tokens,
+            request.samples,
+            request.preemptions,
+            request.truncated,
+            request.session,
+            request.turn,
+        )
+        self._request_at = at + _REQUEST.size
+        if self._request_at == len(self._requests):
+            self._full.append(bytes(self._requests))
+            self._request_at = 0
 
     def rejected(self, request: Request, now_s: float) -> None:
         """A request that could never be served."""
@@ -195,10 +206,11 @@ class Metrics:
         if self.told is not None:
             self.told(self.end_s, self.finished)
 
-    def _stall(self, replica: Replica, start_s: float, end_s: float) -> None:
+    def _stall(self, replica: Replica, step: Step, start_s: float, end_s: float) -> None:
         """A step of prompts alone: those that decode wait; those that begin to had their token at its end."""
-        if not self._stalled:
-            self._stalled.append((start_s, self._decoding))
+        waiting = self._decoding - sum(request.samples for request in step.held_back)
+        if not self._stalled and waiting > 0:
+            self._stalled.append((start_s, waiting))
         begun = replica.decoding - self._decoding
         if begun > 0:
             self._stalled.append((end_s, begun))
@@ -221,7 +233,7 @@ class Metrics:
             self._stalled[at] = since_s, sequences - request.samples
             self._thrown_out.setdefault(request, since_s)
 
-    def _caught_up(self, decoding: int, start_s: float, first_end_s: float, end_s: float) -> int:
+    def _caught_up(self, decoding: int, first_end_s: float, end_s: float) -> int:
         """The first step in which all decode again ends their wait; how many gaps that was."""
         left = decoding
         for since_s, sequences in self._stalled:
@@ -231,21 +243,21 @@ class Metrics:
         self._stalled.clear()
         return decoding - left
 
-    def _out_of_step(self, replica: Replica, step: Step, start_s: float, end_s: float) -> int:
+    def _out_of_step(
+        self, replica: Replica, step: Step, start_s: float, first_end_s: float, end_s: float
+    ) -> int:
         """Requests thrown out or held back get their next token late; gaps that are no step's length."""
         special = 0
         for request, tokens, past in step.chunks:
             if not request.preemptions:
                 continue
-            self.recomputed_tokens += tokens
             since_s = self._thrown_out.get(request)
             if request in replica.prefilling:
                 continue
-            # Its last token is new; a lone one was counted among the decoding.
-            self.recomputed_tokens -= 1
             if since_s is not None:
                 del self._thrown_out[request]
                 self._gaps.append((end_s, end_s - since_s, request.samples))
+            # A lone token was counted among the decoding.
             special += tokens == 1 and past >= request.prompt_tokens
         for request in step.preempted:
             self.preemptions += 1
@@ -254,7 +266,7 @@ class Metrics:
                 self._thrown_out.setdefault(request, last_s)
         late = set(step.held_back)
         for request in [request for request in self._held_back if request not in late]:
-            self._gaps.append((end_s, end_s - self._held_back.pop(request), request.samples))
+            self._gaps.append((end_s, first_end_s - self._held_back.pop(request), request.samples))
             special += request.samples
         for request in step.held_back:
             self._held_back.setdefault(request, start_s)

@@ -349,6 +349,7 @@ class Replica:
         self.blocks.give_back(copies)
         self._leave(request)
         self.blocks.release(request, request.computed_tokens + given, request.made_tokens)
+        request.reached_tokens = max(request.reached_tokens, request.computed_tokens)
         request.computed_tokens = 0
         request.preemptions += 1
         if self.limits.policy == "priority":

@@ -18,6 +18,7 @@ class Request:
     `output_tokens` counts the tokens it will make, the first one included. `output_key` names its output as a
     segment, for a later prompt that contains it (the next turn of a session); None: nobody asks for it.
     `session` and `turn` are the workload's own. `samples` answers of one prompt share its KV (--n).
+    `reached_tokens` had their KV when it was thrown out.
     `computed_tokens` have their KV, `made_tokens` were sampled; while a request decodes both stand as they
     were at the replica's `since_tick`, and grow by one a tick (see replica.py).
     """
@@ -37,6 +38,7 @@ class Request:
         "preemptions",
         "priority",
         "prompt_tokens",
+        "reached_tokens",
         "samples",
         "segments",
         "session",
@@ -73,6 +75,7 @@ class Request:
         self.made_tokens = 0
         self.cached_tokens = 0
         self.preemptions = 0
+        self.reached_tokens = 0
         self.since_tick = 0
         self.end_tick = 0
         self.truncated = False

@@ -43,7 +43,11 @@ def run(
             now = Coasting(replica, arrivals, times, recorder, now, looks).run()
         step = scheduler(replica)
         if not (step.decoding or step.chunks):
-            if arrivals.next_s < math.inf:
+            if step.preempted:
+                # Who found no memory threw itself out: the others have not had their turn yet.
+                step.kv_blocks = replica.blocks.used
+                recorder.steps(replica, step, 1, now, now, [])
+            elif arrivals.next_s < math.inf:
                 now = max(now, arrivals.next_s)
                 if looks is not None:
                     looks.idle(now)

@@ -1,13 +1,12 @@
 """Speculative decoding in a simulation: how many drafted tokens each sequence keeps, step by step."""
 
 import math
-import random
 from dataclasses import replace
 
 from capplan.sim.replica import Limits, Step
 from capplan.sim.request import Request
 from capplan.sim.reserving import ReservingReplica
-from capplan.speculative import SpeculativeTable
+from capplan.sim.workload import stream
 
 
 class SpeculativeReplica(ReservingReplica):
@@ -24,7 +23,7 @@ class SpeculativeReplica(ReservingReplica):
     def __init__(self, limits: Limits, *, drafted: int, acceptance_rate: float, seed: int = 0) -> None:
         super().__init__(replace(limits, queries=1 + drafted))
         self.drafted, self.acceptance_rate = drafted, acceptance_rate
-        self._draws = random.Random(f"capplan {seed} acceptance")
+        self._draws = stream(seed, "acceptance")
         self._held: dict[Request, int] = {}
 
     def blocks_to_decode(self) -> int:
@@ -100,24 +99,3 @@ class SpeculativeReplica(ReservingReplica):
         if not 0 < self.acceptance_rate < 1:
             return self.drafted if self.acceptance_rate else 0
         return min(self.drafted, int(math.log(1 - self._draws.random()) / math.log(self.acceptance_rate)))
-
-
-class SpeculativeTimes:
-    """Step times with a draft's passes and the verification; for a replica that does not leap."""
-
-    def __init__(self, table: SpeculativeTable) -> None:
-        self.table = table
-
-    def step_s(self, step: Step) -> float:
-        """One step."""
-        return self.table.step_s(
-            decode_sequences=step.decoding,
-            kv_tokens=step.kv_tokens,
-            prompt_tokens=step.prompt_tokens,
-            prompt_pairs=step.prompt_pairs,
-            prompt_sequences=step.prompt_sequences,
-        )
-
-    def steps_s(self, decoding: int, kv_tokens: int, most: int, until_s: float) -> tuple[int, float]:
-        """One decode-only step."""
-        return 1, self.table.step_s(decode_sequences=decoding, kv_tokens=kv_tokens)

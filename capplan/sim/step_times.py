@@ -2,6 +2,7 @@
 
 import math
 
+from capplan.formulas.steady import StepSeconds
 from capplan.sim.replica import Step
 from capplan.step import Piece, StepTable
 
@@ -55,6 +56,32 @@ class TableTimes:
         if not first <= contexts < end:
             base, slope, first, end = self._pieces[key] = self.table.decode_piece(decoding, contexts)
         return base, slope, end
+
+
+class SingleSteps:
+    """Times of a table without affine pieces, as under drafts and of llama.cpp: step by step."""
+
+    def __init__(self, seconds: StepSeconds) -> None:
+        self.seconds = seconds
+
+    def step_s(self, step: Step) -> float:
+        """One step."""
+        return self.seconds(
+            decode_sequences=step.decoding,
+            kv_tokens=step.kv_tokens,
+            prompt_tokens=step.prompt_tokens,
+            prompt_pairs=step.prompt_pairs,
+            prompt_sequences=step.prompt_sequences,
+        )
+
+    def steps_s(self, decoding: int, kv_tokens: int, most: int, until_s: float) -> tuple[int, float]:
+        """Decode-only steps in a row while the contexts grow, `most` at most, until `until_s` have passed."""
+        passed, steps = 0.0, 0
+        while not steps or (steps < most and passed < until_s):
+            contexts = kv_tokens + steps * decoding
+            passed += self.seconds(decode_sequences=decoding, kv_tokens=contexts)
+            steps += 1
+        return steps, passed
 
 
 def _steps_until(first: float, growth: float, seconds: float, most: int) -> int:

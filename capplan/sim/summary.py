@@ -80,11 +80,29 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Apart:
+    """What was seen between two replicas, and on the one of prompts.
+
+    `transfer_s`: from a prompt's end until its KV is on the other replica, of the measured requests that had
+    more than one token to make; `transfer_share` is their sum over the sum of all E2E times. `link_busy` and
+    `prefill_busy` are parts of the run's time.
+    """
+
+    transfer_s: Spread | None
+    transfer_share: float
+    link_busy: float
+    prefill_busy: float
+    prefill_kv_usage: Usage
+    prefill_preemptions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
     """One run's figures. Rates are of the window; `requests`, tokens and counts in words of the whole run.
 
     Times of requests are those of a client: `around_s` (HTTP, tokenisation, network) is in TTFT and E2E.
-    `answer_tokens` is the mean length of an answer. None: not defined, as TPOT of single tokens, or not seen.
+    `answer_tokens` is the mean length of an answer. With `apart` what is of an engine (steps, KV, batch,
+    gaps) is of the replica that decodes. None: not defined, as TPOT of single tokens, or not seen.
     """
 
     window: Window
@@ -117,6 +135,7 @@ class Summary:
     queue: tuple[float, float]
     steps: int
     series: Series
+    apart: Apart | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +176,7 @@ def summarise(metrics: Metrics, rule: Rule, unfinished: int = 0) -> Summary:
         line.sum_of("unfilled_token_s", bins), line.sum_of("kv_block_s", bins) * line.block_size
     )
     typical = rule.stationary and window.steady and float(np.ptp(column["arrival_s"])) > 0
-    spreads = {name: _spread(values[measured], typical) for name, values in times.items()}
+    spreads = {name: spread_of(values[measured], typical) for name, values in times.items()}
     spreads["itl_s"] = _gaps(metrics, bins)
     return Summary(
         window=window,
@@ -174,7 +193,7 @@ def summarise(metrics: Metrics, rule: Rule, unfinished: int = 0) -> Summary:
         prompt_token_per_s=_tokens(column, window, "prompt") / length_s,
         goodput_request_per_s=None if met is None else rate * float(met[measured].mean()),
         met=None if met is None else float(met[measured].mean()),
-        kv_usage=_usage(metrics, bins, binned_s),
+        kv_usage=usage_of(metrics, bins, binned_s),
         unfilled=None if rule.uneven else unfilled,
         preemptions=metrics.preemptions,
         recomputed_tokens=metrics.recomputed_tokens,
@@ -212,11 +231,13 @@ def _times(column: Mapping[str, Any], around_s: float) -> dict[str, Any]:
 def _window(column: Mapping[str, Any], e2e_s: Any, rule: Rule, end_s: float) -> Window:
     """From the end of the warm-up until the last request is let in: what follows is no typical load.
 
-    Where all come at once, everything counts.
+    Where all come at once, or less than half of them are through by then, everything counts.
     """
     arrivals = column["arrival_s"]
     first, last = float(arrivals[0]), float(arrivals[-1])
-    stop = end_s if last == first else max(last, float(column["first_scheduled_s"].max()))
+    stop = max(last, float(column["first_scheduled_s"].max()))
+    if last == first or 2 * (column["done_s"] <= stop).sum() < len(arrivals):
+        stop = end_s
     if rule.warm_up_s is not None:
         if rule.warm_up_s > last:
             raise InputError(
@@ -229,7 +250,7 @@ def _window(column: Mapping[str, Any], e2e_s: Any, rule: Rule, end_s: float) -> 
         return Window(start_s=first, end_s=end_s, rule="all at once: nothing is left out")
     if not rule.stationary:
         return Window(start_s=first, end_s=stop, rule="a load that changes by itself: nothing is left out")
-    cut = confidence.warm_up_observations(e2e_s)
+    cut = confidence.warm_up_observations(values=e2e_s)
     if cut is None:
         return Window(
             start_s=first, end_s=stop, rule="MSER-5 sees no steady state: nothing is left out", steady=False
@@ -238,7 +259,7 @@ def _window(column: Mapping[str, Any], e2e_s: Any, rule: Rule, end_s: float) -> 
     return Window(start_s=start, end_s=stop, rule=f"MSER-5: {cut or 'no'} requests left out")
 
 
-def _spread(values: Any, typical: bool) -> Spread | None:
+def spread_of(values: Any, typical: bool = False) -> Spread | None:
     """Percentiles by linear interpolation; the mean's interval by batch means, where all times are alike."""
     import numpy as np
 
@@ -299,7 +320,7 @@ def _tokens(column: Mapping[str, Any], window: Window, kind: str) -> float:
     return float((np.where(instant, 1.0, share) * column[f"{kind}_tokens"] * answers).sum())
 
 
-def _usage(metrics: Metrics, bins: slice, length_s: float) -> Usage:
+def usage_of(metrics: Metrics, bins: slice, length_s: float) -> Usage:
     """KV usage over time, idle time included as none."""
     import numpy as np
 

@@ -75,7 +75,6 @@ class Timeline:
         self.width_s = 0.0
         self.sums = {name: np.zeros(BINS) for name in SUMS}
         self.most_kv_blocks = np.zeros(BINS)
-        self.most_waiting = np.zeros(BINS)
         self._usage_s = np.zeros((BINS, USAGE_BINS))
         self._gap_counts = np.zeros((BINS, GAP_BINS))
         # By products alone, which are the same on every machine.
@@ -97,7 +96,8 @@ class Timeline:
         begin = np.maximum(start[row], bins * self.width_s)
         took = np.maximum(np.minimum(end[row], (bins + 1) * self.width_s) - begin, 0.0)
         whole = np.maximum(end - start, 1e-300)
-        share = took / whole[row]
+        # A step that only threw requests out takes no time.
+        share = np.where(end > start, 0.0, 1 / pieces)[row] + took / whole[row]
         # Blocks are taken evenly over a run: a token a sequence and step.
         grown = np.minimum(blocks, decoding * (steps - 1) * self.kv_groups / self.block_size)
         passed = (begin + took / 2 - start[row]) / whole[row]
@@ -122,7 +122,6 @@ class Timeline:
         for name, value in values.items():
             self.sums[name] += np.bincount(bins, value, BINS)
         np.maximum.at(self.most_kv_blocks, bins, most)
-        np.maximum.at(self.most_waiting, last, waiting)
         usage = np.minimum(used * (USAGE_BINS - 1) / self.kv_blocks, USAGE_BINS - 1).astype(np.int64)
         np.add.at(self._usage_s.reshape(-1), bins * USAGE_BINS + usage, took)
         self._add_gaps(rows, np.minimum(((start + end) / 2 / self.width_s).astype(np.int64), BINS - 1))
@@ -174,9 +173,9 @@ class Timeline:
             for value in (*self.sums.values(), self._usage_s, self._gap_counts):
                 value[: BINS // 2] = value[::2] + value[1::2]
                 value[BINS // 2 :] = 0
-            for value in (self.most_kv_blocks, self.most_waiting):
-                value[: BINS // 2] = np.maximum(value[::2], value[1::2])
-                value[BINS // 2 :] = 0
+            most = self.most_kv_blocks
+            most[: BINS // 2] = np.maximum(most[::2], most[1::2])
+            most[BINS // 2 :] = 0
 
     def bins_between(self, start_s: float, end_s: float) -> slice:
         """The bins from one moment to another, one at least."""

@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any, Final
 
 from capplan.errors import DoesNotFitError
+from capplan.formulas import latency
 from capplan.latency_question import LatencyQuestion
 from capplan.latency_setup import Setup
 from capplan.sim import simulator
@@ -133,11 +134,15 @@ class Totals:
 
     def outcome(self) -> Outcome:
         """What came of it."""
-        gaps = sorted(
-            (request.done_s - request.first_token_s) / (request.output_tokens - 1)
+        times = (
+            latency.tpot_s(
+                first_token_at_s=request.first_token_s,
+                last_token_at_s=request.done_s,
+                output_tokens=request.output_tokens,
+            )
             for request in self.finished
-            if request.output_tokens > 1
         )
+        tpot = [time for time in times if time is not None]
         shares: dict[str, float | None] = dict.fromkeys(self.memory)
         if self.waited_s:
             shares = {name: total / self.waited_s for name, total in self.memory.items()}
@@ -146,8 +151,8 @@ class Totals:
         return Outcome(
             request_per_s=len(self.finished) / self.end_s,
             output_token_per_s=self.made_tokens / self.end_s,
-            tpot_mean_s=sum(gaps) / len(gaps) if gaps else None,
-            tpot_p95_s=gaps[math.ceil(0.95 * len(gaps)) - 1] if gaps else None,
+            tpot_mean_s=sum(tpot) / len(tpot) if tpot else None,
+            tpot_p95_s=latency.percentile(values=tpot, percent=95) if tpot else None,
             e2e_mean_s=sum(request.done_s - request.arrival_s for request in self.finished)
             / len(self.finished),
             steps=self.step_count,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from capplan.errors import InputError
-from capplan.latency_question import MAX_TOKENS
+from capplan.latency_question import MAX_RATE, MAX_TOKENS, MIN_RATE
 from capplan.sim.arrivals import parse_arrivals, parse_think_time
 from capplan.sim.lengths import parse_lengths
 from capplan.sim.sessions import SessionWorkload, parse_turns
@@ -27,8 +27,6 @@ MAX_SECONDS: Final = 1e9
 """32 years."""
 MAX_SAMPLES: Final = 1024
 MAX_SORT_ROWS: Final = 1_000_000
-MIN_RATE: Final = 1e-6
-MAX_RATE: Final = 1e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,8 @@ from capplan.sim import simulator
 from capplan.sim.replica import Limits
 from capplan.sim.request import Request
 from capplan.sim.schedulers import SCHEDULERS
-from capplan.sim.speculative import SpeculativeReplica, SpeculativeTimes
+from capplan.sim.speculative import SpeculativeReplica
+from capplan.sim.step_times import SingleSteps
 from capplan.sim.trial import Totals
 from capplan.sim.workload import WorkloadSpec, build
 from capplan.speculative import SpeculativeTable
@@ -119,7 +120,7 @@ def test_tpot_is_near_the_closed_form_of_latency(users: int, drafted: int, rate:
         workload=build(WorkloadSpec(isl=512, osl=256, users=users, requests=10 * users)),
         replica=SpeculativeReplica(limits, drafted=drafted, acceptance_rate=rate),
         scheduler=VLLM.scheduler(),
-        times=SpeculativeTimes(setup.table),
+        times=SingleSteps(setup.table.step_s),
         recorder=totals,
     )
     closed = latency_estimate.figures(question).tpot.estimate

@@ -64,11 +64,12 @@ def _one_by_one(replica: Replica, step: Step, budget: int, longest: int) -> int:
         if request not in replica.running:
             continue
         prompt = request in replica.prefilling
-        if stuck or not budget:
+        if stuck or budget < (1 if prompt else request.samples):
             if not prompt:
                 step.held_back = [*step.held_back, request]
             continue
-        tokens = _chunk(request, budget, longest) if prompt else min(budget, replica.limits.queries)
+        own = replica.limits.queries * request.samples
+        tokens = _chunk(request, budget, longest) if prompt else min(budget, own)
         past = replica.context(request)
         while not (replica.chunk(step, request, tokens) if prompt else replica.decode_one(step, request)):
             victim = replica.victim()
