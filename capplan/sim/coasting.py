@@ -8,7 +8,7 @@ scheduler would make (tests/sim/test_coasting.py), in a third of the time.
 import heapq
 import math
 
-from capplan.sim.flow import Arrivals, Recorder, StepTimes
+from capplan.sim.flow import Arrivals, Recorder, StepTimes, steps_until_seen
 from capplan.sim.kv_blocks import KvBlocks
 from capplan.sim.looks import Looking, Looks
 from capplan.sim.replica import Replica, Step
@@ -49,7 +49,7 @@ class Coasting:
         self.now, self.looks = now, looks
         # Requests that came until then are known when the next step is decided.
         self.seen = now if looks is None else looks.seen_s
-        self.ahead = looks is not None and looks.looking.steps_ahead > 0
+        self.ahead = 0 if looks is None else looks.looking.steps_ahead
         self.free = replica.blocks.free
 
     def run(self) -> float:
@@ -98,7 +98,7 @@ class Coasting:
         step = Step()
         step.decoding, step.kv_tokens = decoding, replica.kv_tokens
         step.steady = True
-        count, took = self.times.steps_s(decoding, replica.kv_tokens, most, until)
+        count, took = steps_until_seen(self.times, decoding, replica.kv_tokens, most, until, self.ahead)
         self.free -= _blocks(replica.phases, tick, count, limits.block_size, decoding)
         self._passed(step, count, took)
         return True

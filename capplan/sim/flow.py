@@ -26,6 +26,20 @@ class StepTimes(Protocol):
         ...
 
 
+def steps_until_seen(
+    times: StepTimes, decoding: int, kv_tokens: int, most: int, until_s: float, ahead: int
+) -> tuple[int, float]:
+    """Steps in a row until a request that comes after `until_s` is seen, `most` at most: (steps, seconds).
+
+    It is seen after the step under way when it comes; where steps are decided one ahead, after the next one.
+    """
+    count, took = times.steps_s(decoding, kv_tokens, most, until_s)
+    if ahead == 1 and count < most:
+        one, more = times.steps_s(decoding, kv_tokens + count * decoding, 1, math.inf)
+        return count + one, took + more
+    return count, took
+
+
 class Recorder(Protocol):
     """What is kept of a simulation."""
 

@@ -7,7 +7,7 @@ at once, up to the next arrival that would be let in, the next request that ends
 import math
 
 from capplan.sim.coasting import Coasting, can_coast
-from capplan.sim.flow import Arrivals, Recorder, Scheduler, StepTimes
+from capplan.sim.flow import Arrivals, Recorder, Scheduler, StepTimes, steps_until_seen
 from capplan.sim.looks import Looking, Looks
 from capplan.sim.replica import Replica
 from capplan.sim.request import Workload
@@ -34,6 +34,7 @@ def run(
     looks = None if looking is None else Looks(looking)
     waiting = replica.waiting
     now: float = 0
+    ahead = looking.steps_ahead if looking is not None and looking.poll_steps == 1 else 0
     coast = coast and scheduler is vllm_v1 and type(replica) is Replica
     while True:
         seen_s = now if looks is None else looks.seen_s
@@ -61,7 +62,7 @@ def run(
             most, until = replica.steady_steps(), arrivals.next_s - now if step.open else math.inf
             if looks is not None:
                 most, until = looks.leap(most, until)
-            count, took = times.steps_s(load.decoding, load.kv_tokens, most, until)
+            count, took = steps_until_seen(times, load.decoding, load.kv_tokens, most, until, ahead)
         else:
             took = times.step_s(load)
         start, now = now, now + took

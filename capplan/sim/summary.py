@@ -251,7 +251,10 @@ def _window(column: Mapping[str, Any], e2e_s: Any, rule: Rule, end_s: float) -> 
     if not rule.stationary:
         return Window(start_s=first, end_s=stop, rule="a load that changes by itself: nothing is left out")
     cut = confidence.warm_up_observations(values=e2e_s)
-    if cut is None:
+    if cut:
+        # All that came together with the last one, as users do at the start.
+        cut = int((arrivals <= arrivals[cut - 1]).sum())
+    if cut is None or 2 * cut > len(arrivals):
         return Window(
             start_s=first, end_s=stop, rule="MSER-5 sees no steady state: nothing is left out", steady=False
         )

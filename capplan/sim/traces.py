@@ -33,8 +33,6 @@ class TraceSummary:
     """From the first arrival to the last."""
     mean_prompt_tokens: float
     mean_output_tokens: float
-    max_prompt_tokens: int
-    max_output_tokens: int
     max_context_tokens: int
     """Prompt and output of the longest request."""
     failed: int
@@ -236,7 +234,7 @@ class TraceWorkload:
         self.first_skipped = self.first_skipped or f"line {line}: {what}"
 
     def _summarise(self) -> TraceSummary:
-        requests = prompts = outputs = longest_prompt = longest_output = longest = 0
+        requests = prompts = outputs = longest = 0
         first_s = time_s = 0.0
         for time_s, prompt_tokens, output_tokens, _ in self._rows(0):
             if not requests:
@@ -244,8 +242,6 @@ class TraceWorkload:
             requests += 1
             prompts += prompt_tokens
             outputs += output_tokens
-            longest_prompt = max(longest_prompt, prompt_tokens)
-            longest_output = max(longest_output, output_tokens)
             longest = max(longest, prompt_tokens + output_tokens)
         if not requests:
             self._refuse_empty()
@@ -254,8 +250,6 @@ class TraceWorkload:
             span_s=time_s - first_s,
             mean_prompt_tokens=prompts / requests,
             mean_output_tokens=outputs / requests,
-            max_prompt_tokens=longest_prompt,
-            max_output_tokens=longest_output,
             max_context_tokens=longest,
             failed=self.failed,
             skipped=self.skipped,

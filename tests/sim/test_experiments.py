@@ -77,9 +77,10 @@ def test_larger_batches_give_more_tokens_and_longer_gaps() -> None:
     made = experiments.run("batch-against-tpot", jobs=1)
     assert all(row["more_tokens"] and row["longer_tpot"] for row in made.rows)
     gains = [row["tokens_gain"] for row in made.rows if (row["isl"], row["osl"]) == (512, 256)]
-    assert gains[0] == 1
-    # Nearly twice while memory bounds the step, much less in the end.
-    assert gains[1] > 1.8
+    # A row a doubling: nearly twice while memory bounds the step, much less in the end.
+    assert len(made.rows) == 27
+    assert min(row["batch"] for row in made.rows) == 2
+    assert gains[0] > 1.8
     assert gains[-1] < 1.5
 
 

@@ -1,5 +1,6 @@
 """Laws that every scheduler obeys on every workload: conservation, causality, order, determinism."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from capplan.errors import InputError
 from capplan.sim.replay import LinearTimes
 from capplan.sim.request import Request
-from capplan.sim.schedulers import SCHEDULERS, scheduler_of
+from capplan.sim.schedulers import SCHEDULERS, Scheduler, scheduler_of
 from capplan.sim.schedulers.batches import BatchReplica
 from capplan.sim.schedulers.llama_cpp import llama_cpp
 from capplan.sim.schedulers.sglang import Sglang
@@ -162,7 +163,7 @@ def test_runs_of_steps_are_the_same_steps_one_by_one(name: str, case: Case) -> N
     assert walking.preempted == leaping.preempted
 
 
-VARIANTS = {
+VARIANTS: dict[str, tuple[str, Callable[[], Scheduler]]] = {
     "sglang, mixed chunks": ("sglang", lambda: Sglang(enable_mixed_chunk=True)),
     "sglang, longest prefix first": ("sglang", lambda: Sglang(schedule_policy="lpm")),
     "sglang, careless": ("sglang", lambda: Sglang(schedule_conservativeness=0.1)),

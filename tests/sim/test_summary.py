@@ -139,6 +139,24 @@ def test_a_burst_is_measured_whole() -> None:
     assert made.request_per_s == pytest.approx(4 / 2.0)
 
 
+def test_a_warm_up_leaves_out_all_that_came_together() -> None:
+    # 15 of the 20 that come at once are slow: MSER-5 cuts after them.
+    slow = [served(at, 0.0, first_s=50.0 if at < 15 else 1.0) for at in range(20)]
+    made = summary_of(
+        [*slow, *(served(at, at * 1.0, first_s=1 + at % 2 / 10) for at in range(20, 300))], Rule()
+    )
+    assert made.window.rule == "MSER-5: 20 requests left out"
+    assert made.window.start_s == 20
+    assert made.measured == 280
+    # Three in four came at once: what is left would not be half of the run.
+    most = [served(at, 0.0, first_s=50.0 if at < 15 else 1.0) for at in range(225)]
+    made = summary_of(
+        [*most, *(served(at, at * 1.0, first_s=1 + at % 2 / 10) for at in range(225, 300))], Rule()
+    )
+    assert not made.window.steady
+    assert made.measured == 300
+
+
 def test_the_warm_up_asked_for_is_left_out() -> None:
     made = summary_of([served(at, float(at)) for at in range(10)], Rule(warm_up_s=4.5))
     assert made.window.start_s == 4.5

@@ -42,7 +42,6 @@ class Policy:
     """
 
     name: str
-    says: str
     engine: str | None
     scheduler: Callable[..., Scheduler]
     replica: Callable[[Limits], Replica] = Replica
@@ -71,7 +70,6 @@ SCHEDULERS: Final[Mapping[str, Policy]] = {
     for policy in (
         Policy(
             name="vllm_v1",
-            says="running first, chunked prompts, blocks on demand, the last one in is thrown out",
             engine="vllm",
             scheduler=_stateless(vllm_v1),
             disaggregates=True,
@@ -79,7 +77,6 @@ SCHEDULERS: Final[Mapping[str, Policy]] = {
         ),
         Policy(
             name="sglang",
-            says="prompts first, admitted by new_token_ratio; the least advanced are retracted",
             engine="sglang",
             scheduler=Sglang,
             reserves_max_new_tokens=True,
@@ -91,7 +88,6 @@ SCHEDULERS: Final[Mapping[str, Policy]] = {
         ),
         Policy(
             name="trtllm",
-            says="GUARANTEED_NO_EVICT: started only if all of it has room",
             engine="tensorrt-llm",
             scheduler=_stateless(guaranteed_no_evict),
             replica=ReservingReplica,
@@ -101,7 +97,6 @@ SCHEDULERS: Final[Mapping[str, Policy]] = {
         ),
         Policy(
             name="trtllm_max_utilization",
-            says="MAX_UTILIZATION: started while it fits, the last one is paused",
             engine="tensorrt-llm",
             scheduler=_stateless(max_utilization),
             whole_prompts=True,
@@ -109,7 +104,6 @@ SCHEDULERS: Final[Mapping[str, Policy]] = {
         ),
         Policy(
             name="tgi",
-            says="prompts stall decoding once enough wait; max_new_tokens taken from a token budget",
             engine="tgi",
             scheduler=Tgi,
             replica=ReservingReplica,
@@ -119,7 +113,6 @@ SCHEDULERS: Final[Mapping[str, Policy]] = {
         ),
         Policy(
             name="llama_cpp",
-            says="slots, prompts in pieces of --batch-size",
             engine="llama.cpp",
             scheduler=_stateless(llama_cpp),
             replica=ReservingReplica,
@@ -129,7 +122,6 @@ SCHEDULERS: Final[Mapping[str, Policy]] = {
         ),
         Policy(
             name="static",
-            says="one full batch after another, padded to the longest",
             engine=None,
             scheduler=_stateless(static),
             replica=BatchReplica,
@@ -138,7 +130,6 @@ SCHEDULERS: Final[Mapping[str, Policy]] = {
         ),
         Policy(
             name="orca",
-            says="iteration-level batching, memory for max_model_len a request",
             engine=None,
             scheduler=_stateless(orca),
             replica=ContiguousReplica,
@@ -146,7 +137,6 @@ SCHEDULERS: Final[Mapping[str, Policy]] = {
         ),
         Policy(
             name="hf_generate",
-            says="transformers' generate(): a batch at a time, answers together",
             engine=None,
             scheduler=_stateless(hf_generate),
             replica=partial(BatchReplica, together=True),
