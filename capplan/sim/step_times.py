@@ -4,9 +4,7 @@ import math
 
 from capplan.formulas.steady import StepSeconds
 from capplan.sim.replica import Step
-from capplan.step import Piece, StepTable
-
-_NONE: Piece = (0.0, 0.0, 0.0, 0.0)
+from capplan.step import StepTable
 
 
 class TableTimes:
@@ -14,7 +12,6 @@ class TableTimes:
 
     def __init__(self, table: StepTable) -> None:
         self.table = table
-        self._pieces: dict[tuple[int, int], Piece] = {}
 
     def step_s(self, step: Step) -> float:
         """One step."""
@@ -31,10 +28,10 @@ class TableTimes:
 
         k steps in one affine piece of the table: k · base + slope · (k · contexts + batch · k(k − 1) / 2)
         """
-        passed, steps = 0.0, 0
+        passed, steps, piece = 0.0, 0, self.table.decode_piece
         while True:
             contexts = kv_tokens + steps * decoding
-            base, slope, end = self._piece(decoding, contexts)
+            base, slope, _, end = piece(decoding, contexts)
             first, growth = base + slope * contexts, slope * decoding
             room = most - steps
             if end < contexts + room * decoding:
@@ -48,14 +45,6 @@ class TableTimes:
                 continue
             count = _steps_until(first, growth, until_s - passed, room)
             return steps + count, passed + count * (first + growth * (count - 1) / 2)
-
-    def _piece(self, decoding: int, contexts: int) -> tuple[float, float, float]:
-        """The table's piece around these contexts: (base_s, slope_s, end); the last one of a size is kept."""
-        key = decoding, contexts.bit_length()
-        base, slope, first, end = self._pieces.get(key, _NONE)
-        if not first <= contexts < end:
-            base, slope, first, end = self._pieces[key] = self.table.decode_piece(decoding, contexts)
-        return base, slope, end
 
 
 class SingleSteps:
