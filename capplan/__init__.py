@@ -10,15 +10,16 @@ if TYPE_CHECKING:
     from capplan.latency_answer import LatencyEstimate
     from capplan.latency_estimate import latency
     from capplan.scenario import Scenario, load_scenario, load_scenarios
+    from capplan.simulate_estimate import Simulation, simulate
 
 __version__ = "0.1.0"
-__all__ = ["CostEstimate", "LatencyEstimate", "Scenario", "VramEstimate", "cost", "latency", "load_scenario",
-           "load_scenarios", "vram"]  # fmt: skip
+__all__ = ["CostEstimate", "LatencyEstimate", "Scenario", "Simulation", "VramEstimate", "cost", "latency",
+           "load_scenario", "load_scenarios", "simulate", "vram"]  # fmt: skip
 # Module → public names, imported when first used, so that `import capplan` stays light.
 _HOME = {
     "cost_answer": ("CostEstimate",), "cost_estimate": ("cost",), "estimate": ("VramEstimate", "vram"),
-    "latency_answer": ("LatencyEstimate",), "latency_estimate": ("latency",),
-    "scenario": ("Scenario", "load_scenario", "load_scenarios"),
+    "latency_answer": ("LatencyEstimate",), "latency_estimate": ("latency",), "simulate_estimate":
+    ("Simulation", "simulate"), "scenario": ("Scenario", "load_scenario", "load_scenarios"),
 }  # fmt: skip
 
 

@@ -61,6 +61,8 @@ class Answers:
         calibration = self._calibration()
         if calibration is not None and calibration[0]:
             fields["calibration"] = calibration[1]
+        elif calibration is not None and questions.brings_device(self.scenario):
+            fields["profile"] = calibration[1]
         made = estimate.VramQuestion(
             default_context="context" not in fields, **{"precision": "auto", "model": None} | fields
         )
@@ -91,7 +93,7 @@ class Answers:
             calibration = self._calibration()
             if calibration is not None and not calibration[0]:
                 fields["profile"] = calibration[1]
-            self._speed = figures(LatencyQuestion(**fields))
+            self._speed = figures(LatencyQuestion(**{"gpu": ""} | fields))
         return self._speed
 
     def _latency(self) -> Mapping[str, Any]:
@@ -130,7 +132,7 @@ class Answers:
         if bill_alone:
             self.notes.append(f"cost is the bill alone, without tokens: {bill_alone}")
         calibration = self._calibration()
-        if calibration is not None and not calibration[0] and "model" in fields:
+        if calibration is not None and not calibration[0] and ("model" in fields or "gpu" not in fields):
             fields["profile"] = calibration[1]
         own = parse_assumptions(self.scenario.values.get("cost.own", ()))
         try:
@@ -138,7 +140,8 @@ class Answers:
         except DoesNotFitError as error:
             # The bill stands whether or not the fleet can serve the load.
             for name in questions.COST_SPEED:
-                fields.pop(name, None)
+                if name != "profile" or "gpu" in fields:
+                    fields.pop(name, None)
             self.notes.append(f"cost is the bill alone, without tokens: {error.message}")
             return cost(prices=book, today=day, own=own, **fields).to_dict()
 

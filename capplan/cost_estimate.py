@@ -7,7 +7,7 @@ ownership.py's, tokens per second are latency.py's or measured.
 from collections.abc import Iterator
 from typing import Any
 
-from capplan import catalog, ownership, price_cache, price_choice, schedule, tco
+from capplan import catalog, local_calibration, ownership, price_cache, price_choice, schedule, tco
 from capplan.cost_answer import BreakEven, CostEstimate, Energy, Option, Tokens
 from capplan.cost_question import WAYS, CostQuestion, Way, billed_hours, check
 from capplan.cost_speed import speed_of
@@ -16,10 +16,11 @@ from capplan.formulas import cost as formulas
 from capplan.ownership import LineItem, Power
 from capplan.price_choice import Quote
 from capplan.prices import PriceBook
+from capplan.specs import Gpu
 from capplan.units import MONTH_HOURS
 
 
-def cost(gpu: str, *, prices: PriceBook | None = None, **fields: Any) -> CostEstimate:
+def cost(gpu: str = "", *, prices: PriceBook | None = None, **fields: Any) -> CostEstimate:
     """What a fleet costs a month; the fields are CostQuestion's.
 
     `prices` are the rows to choose from: the shipped ones where nothing is given. Ages are counted from
@@ -36,12 +37,21 @@ def answer(question: CostQuestion, book: PriceBook) -> CostEstimate:
     return _Bill(question, book).estimate()
 
 
+def _device(question: CostQuestion) -> Gpu:
+    """The GPU that is paid for: the one named, else the one of the profile. Raises InputError without one."""
+    if question.gpu:
+        return catalog.gpu(question.gpu)
+    if question.profile == "auto":
+        raise InputError("on which GPU?", where="--gpu", hint="--gpu h100, or --profile FILE for its device")
+    return local_calibration.of_device(question.profile, None).gpu
+
+
 class _Bill:
     """One question's fleet, prices and hours."""
 
     def __init__(self, question: CostQuestion, book: PriceBook) -> None:
         self.question, self.book = question, book
-        self.gpu = catalog.gpu(question.gpu)
+        self.gpu = _device(question)
         self.gpus = question.fleet_gpus
         self.hours = billed_hours(question)
         diurnal = None if question.diurnal is None else schedule.parse_diurnal(question.diurnal)

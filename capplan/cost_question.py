@@ -31,10 +31,10 @@ class CostQuestion:
     model, speed is estimated under the load given, or with every replica full where none is given;
     `output_token_per_s` is a measured speed instead. `hours` of a month, a weekly `schedule`, or `diurnal`:
     the load in each hour of the day as a share of its peak. `utilization` is the part of that time with work.
-    Prices of tokens are per million.
+    Prices of tokens are per million. Without `gpu`, `profile` is a file that brings its device.
     """
 
-    gpu: str
+    gpu: str = ""
     gpus: int | None = None
     model: str | None = None
     precision: str = "auto"
@@ -194,6 +194,12 @@ def _check_speed(question: CostQuestion) -> None:
             )
             if value is not None
         ]
+        if question.gpu and question.profile != "auto":
+            raise InputError(
+                "a calibration of step times, and no model whose steps they are",
+                where="--profile, --gpu",
+                hint="add --model; or leave --gpu out, and the profile's own device is priced",
+            )
         if needs:
             raise InputError("a load without a model", where=", ".join(needs), hint="add --model")
     if question.output_token_per_s is not None and question.slo is not None:

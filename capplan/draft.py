@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from capplan import model_source
-from capplan.errors import InputError
+from capplan.errors import InputError, shown
 from capplan.kv import KvLayout, kv_layout
 from capplan.specs import Format, LayerGroup, Model, Tower
 from capplan.weights import tower_bytes, tower_share, weight_budget
@@ -48,7 +48,10 @@ def draft_of(
     """
     if asked.lower() == OWN_LAYERS:
         return _own_layers(model, precision, kv_bits=kv_bits, tp=tp)
-    draft = model_source.load(asked, online=online)
+    try:
+        draft = model_source.load(asked, online=online)
+    except InputError as error:
+        raise InputError(error.message, where=f"--draft-model {shown(asked)}", hint=error.hint) from None
     return Draft(
         name=draft.name,
         model=draft,

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable
 from enum import IntEnum
-from typing import ClassVar
+from functools import partial
+from typing import Any, ClassVar
 
 
 class ExitStatus(IntEnum):
@@ -28,6 +29,10 @@ class CapplanError(Exception):
         self.message = message
         self.where = where
         self.hint = hint
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """How pickle makes it again, as on its way out of a worker process: with its keywords."""
+        return partial(type(self), where=self.where, hint=self.hint), (self.message,)
 
     def __str__(self) -> str:
         return f"error: {self.message}\n  --> {self.where}\n  = help: {self.hint}"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from capplan import catalog, model_source
 from capplan.capacity import Need, Paging, Target, Verdict, all_hold
+from capplan.engines.kv_dtype import kv_dtype
 from capplan.errors import InputError
 from capplan.formulas import memory
 from capplan.kv import KvLayout, kv_layout
@@ -179,7 +180,12 @@ def vram(model: str | None = None, **fields: Any) -> VramEstimate:
 def answer(question: VramQuestion) -> VramEstimate:
     """The estimate without remedies."""
     question = checked(question)
-    targets, named = targets_of(question.gpus, question.gpu_memory_bytes, visible=question.visible_devices)
+    targets, named = targets_of(
+        question.gpus,
+        question.gpu_memory_bytes,
+        visible=question.visible_devices,
+        profile=question.profile,
+    )
     if question.stage_gpus:
         return answer_on(question, stage_targets(question.stage_gpus), own_gpus=True)
     if question.services:
@@ -212,9 +218,9 @@ def answer_on(
     kv_model = _kv_model(question, spec)
     named_format = question.precision not in (None, "auto")
     stored = catalog.weight_format(question.precision or "") if named_format else None
-    kv_format, kv_reason = _kv_format(question.kv_dtype, kv_model)
-    question = fitted(question, kv_model)
     engine = None if question.engine is None else engine_name(question.engine)
+    kv_format, kv_reason = kv_dtype(question.kv_dtype, kv_model, stored)
+    question = fitted(question, kv_model)
     split = split_of(question, spec if spec is not None and spec.groups else kv_model, engine)
     budget, whole_bytes, parameters = _weights(spec, question, stored)
     bits = kv_format.effective_bits
@@ -321,23 +327,6 @@ def _kv_model(question: VramQuestion, spec: Model | None) -> Model | None:
             hint="give --model; --tp alone goes with --params",
         )
     return _model(question.kv_from, question) or (spec if known else None)
-
-
-def _kv_format(name: str, model: Model | None) -> tuple[Format, str]:
-    """The KV dtype and why: asked, the checkpoint's own scheme, or 16-bit."""
-    if name != "auto":
-        chosen = catalog.weight_format(name)
-        if not chosen.kv:
-            raise InputError(
-                f"{chosen.id} is a weight format, not a KV cache dtype",
-                where="--kv-dtype",
-                hint="use bf16, fp16, fp8 or int8",
-            )
-        return chosen, "asked"
-    scheme = model.quantization.kv_format if model and model.quantization else None
-    if scheme is not None:
-        return catalog.load_format(scheme), "the checkpoint's own KV scheme"
-    return catalog.load_format("bf16"), "16-bit by default"
 
 
 def _weights(

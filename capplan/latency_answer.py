@@ -1,12 +1,15 @@
 """The answer of `capplan latency` as records: figures with bounds and bands, the sweep, other choices."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from capplan import slo, step
+from capplan.engine_speed import Behaviour
 from capplan.formulas import serving
 from capplan.latency_question import LatencyQuestion
+from capplan.small_batch_speed import Fractions
 from capplan.specs import Format, Gpu, Model
 
 if TYPE_CHECKING:
@@ -40,12 +43,15 @@ class Least:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepPoint:
-    """What each of `users` sees, and what all get together."""
+    """What each of `users` sees, and what all get together. `limit`: what bounds how many are served."""
 
     users: int
     ttft_s: float
     tpot_s: float | None
+    e2e_s: float
     output_token_per_s: float
+    request_per_s: float
+    limit: str
     meets: bool | None
 
     def to_dict(self) -> dict[str, Any]:
@@ -61,6 +67,7 @@ class Change:
     flag: str
     ttft_s: float
     tpot_s: float | None
+    e2e_s: float
     output_token_per_s: float
 
     def to_dict(self) -> dict[str, Any]:
@@ -77,6 +84,7 @@ class LatencyEstimate:
     gpu: Gpu
     precision: Format | None
     kv_format: Format
+    kv_reason: str
     fits: bool | None
     plan: "EnginePlan | None"
     ttft: Figure
@@ -85,9 +93,12 @@ class LatencyEstimate:
     throughput: Figure
     bound: serving.Served
     served: serving.Served | None
+    behaviour: Behaviour
+    scheduling: serving.Scheduling
+    fractions: Fractions | None
     decode_ops: tuple[step.OpTime, ...]
     prefill_ops: tuple[step.OpTime, ...]
-    regime: Mapping[str, str]
+    regime: Mapping[str, str | None]
     limits: Mapping[str, float]
     bottleneck: str | None
     slo: slo.Slo | None
@@ -100,6 +111,27 @@ class LatencyEstimate:
     def feasible(self) -> bool:
         """False where the model does not fit, or a limit lies below the bound."""
         return self.fits is not False and not self.below_bound
+
+    @property
+    def load(self) -> serving.Served:
+        """How the replica is loaded: as estimated, else at the bound."""
+        return self.served or self.bound
+
+    @property
+    def knee_distance(self) -> float:
+        """The stable rate over the load's: 1 at the knee, below 1 where there is no steady state."""
+        return 1 / self.load.utilization
+
+    @property
+    def goodput_request_per_s(self) -> float:
+        """Requests per second within the limits asked for; all of them where there are none."""
+        load = self.load
+        if self.slo is None:
+            return load.request_per_s if load.steady else 0.0
+        ttft_s, tpot_s = (
+            math.inf if limit is None else limit for limit in (self.slo.ttft_s, self.slo.tpot_s)
+        )
+        return load.goodput_request_per_s(ttft_s=ttft_s, tpot_s=tpot_s)
 
     @property
     def below_bound(self) -> bool:

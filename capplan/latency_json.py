@@ -1,11 +1,11 @@
 """The answer of `capplan latency` as JSON (schema capplan.latency/1): times in seconds, rates per second."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from capplan.formulas.serving import Served
-    from capplan.latency_estimate import LatencyEstimate
+    from capplan.latency_answer import LatencyEstimate
     from capplan.step import OpTime
 
 
@@ -20,9 +20,13 @@ def to_dict(made: "LatencyEstimate") -> dict[str, Any]:
         "engine": None if made.plan is None else {"name": made.plan.engine, "version": made.plan.version},
         "precision": made.precision.id if made.precision else "auto",
         "kv_dtype": made.kv_format.id,
+        "kv_dtype_reason": made.kv_reason,
+        "expert_skew": question.expert_skew,
+        "speculation": _speculation(made),
         "workload": {
             "isl": question.isl,
             "osl": question.osl,
+            "lengths": question.lengths,
             "concurrency": question.concurrency,
             "request_per_s": question.request_per_s,
             "requests": question.requests,
@@ -35,7 +39,8 @@ def to_dict(made: "LatencyEstimate") -> dict[str, Any]:
         "tpot_s": None if question.osl == 1 else made.tpot.to_dict(),
         "e2e_s": made.e2e.to_dict(),
         "output_token_per_s": made.throughput.to_dict(),
-        "served": None if made.served is None else _served(made.served),
+        "served": None if made.served is None else _served(made),
+        "engine_fit": None if made.served is None else _engine_fit(made),
         "regime": dict(made.regime),
         "bottleneck": made.bottleneck,
         "limits": dict(made.limits),
@@ -47,8 +52,36 @@ def to_dict(made: "LatencyEstimate") -> dict[str, Any]:
     }
 
 
-def _served(served: "Served") -> dict[str, Any]:
+def _speculation(made: "LatencyEstimate") -> dict[str, Any] | None:
+    """Drafting as asked, and the tokens that a step adds; None without it."""
+    question = made.question
+    if question.speculative_tokens is None:
+        return None
+    return {
+        "tokens": question.speculative_tokens,
+        "acceptance_rate": question.acceptance_rate,
+        "draft_model": question.draft_model,
+        "tokens_per_step": question.tokens_per_step,
+    }
+
+
+def _engine_fit(made: "LatencyEstimate") -> dict[str, Any]:
+    """What was fitted of the engine on the GPU's family, and the runs held out behind each band."""
+    fit = made.behaviour
+    return {
+        "engine": fit.engine,
+        "family": fit.family,
+        "measured": fit.measured,
+        "host": asdict(fit.host),
+        "scheduling": asdict(made.scheduling),
+        "fractions": None if made.fractions is None else asdict(made.fractions),
+        "runs_held_out": {name: band.runs for name, band in fit.bands.items()},
+    }
+
+
+def _served(made: "LatencyEstimate") -> dict[str, Any]:
     """The terms of TTFT, and the load on the replica; None where there is no steady state."""
+    served = made.load
     steady = served.steady
     return {
         "ttft_terms_s": {
@@ -66,7 +99,9 @@ def _served(served: "Served") -> dict[str, Any]:
         "prefill_share": served.prefill_share,
         "request_per_s": served.request_per_s,
         "total_token_per_s": served.total_token_per_s,
+        "goodput_request_per_s": made.goodput_request_per_s,
         "utilization": served.utilization,
+        "knee_distance": made.knee_distance,
         "stable_request_per_s": served.stable_request_per_s,
         "steady": steady,
     }
@@ -88,6 +123,7 @@ def _ops(phase: str, ops: Sequence["OpTime"]) -> list[dict[str, Any]]:
             "time_s": op.time_s,
             "share": op.time_s / total,
             "speed_of_light": min(1.0, op.bound_s / op.time_s) if op.time_s else None,
+            "outside": op.outside or None,
         }
         for op in sorted(ops, key=lambda op: -op.time_s)
     ]

@@ -6,7 +6,6 @@ from pathlib import Path
 from capplan import catalog, local_calibration, local_costs
 from capplan.engine_speed import Band, Behaviour
 from capplan.errors import InputError
-from capplan.formulas import serving
 from capplan.latency_question import LatencyQuestion
 from capplan.local_calibration import LocalCalibration
 from capplan.op_costs import shipped
@@ -23,6 +22,8 @@ def device(question: LatencyQuestion) -> tuple[Gpu, LocalCalibration | None]:
     known = {name for entry in shipped() for name in (entry.id, entry.gpu_id)} | {"auto"}
     if question.profile in known or not path.is_file():
         if not question.gpu:
+            if question.profile not in known:
+                local_calibration.of_device(question.profile, None)  # says that there is no such file
             raise InputError(
                 "on which GPU?",
                 where="--gpu",
@@ -34,15 +35,7 @@ def device(question: LatencyQuestion) -> tuple[Gpu, LocalCalibration | None]:
         key = str((data.get("hardware") or {}).get("key", ""))
         return catalog.gpu(question.gpu or key), None
     local = local_calibration.checked(data, str(path))
-    asked = question.gpu
-    if asked and catalog.normalised(asked) != catalog.normalised(local.gpu.id):
-        asked = catalog.gpu(asked).id
-        if asked != local.gpu.id:
-            raise InputError(
-                f"the profile is of {local.gpu.id}, the question of {asked}",
-                where="--profile, --gpu",
-                hint="leave --gpu out: a profile brings its device",
-            )
+    local_calibration.refuse_other(local, question.gpu)
     return local.gpu, local
 
 
@@ -61,13 +54,12 @@ def behaviour(
     """
     scheduling = engine.scheduling
     if local.host_inside:
-        scheduling = serving.Scheduling(
-            prefill_first=scheduling.prefill_first, reserved=scheduling.reserved,
-            wait_steps=scheduling.wait_steps, bursts=scheduling.bursts,
-        )  # fmt: skip
+        scheduling = replace(scheduling, first_token_s=0.0)
     return replace(
         engine,
         measured=True,
+        verified="",
+        covered=True,
         host=local_costs.host(found, engine.host, layers),
         scheduling=scheduling,
         bands=_bands(local, found.main_dtype) or engine.bands,
@@ -107,6 +99,8 @@ def notes(local: LocalCalibration, found: local_costs.LocalCosts) -> list[str]:
     if local.host_inside:
         clock = local.data["run"]["clock"]
         made[0] += f" ({clock} clock): steps of capplan's own decode loop, nothing of an engine added"
+    if "cache_bytes" in local.data.get("run", {}).get("assumed", ()):
+        made.append("the profile assumed the size of the last-level cache: the system did not tell it")
     made += [f"{dtype} was not profiled: {stand_in} stands in" for dtype, stand_in in found.stood_in.items()]
     if found.main_dtype not in local.error.get("step", {}):
         made.append(f"no step in {found.main_dtype} was held out: the band is another format's")

@@ -1,44 +1,22 @@
-"""The answer of `capplan latency` as text: terminal view, Markdown, CSV rows. Nothing prints here."""
+"""The answer of `capplan latency` as tables: terminal view, Markdown, CSV rows. Nothing prints here."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from capplan.latency_lines import lines, title, workload
 from capplan.report import grid, to_markdown
-from capplan.units import format_count, format_seconds
+from capplan.units import format_seconds
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
     from rich.text import Text
 
-    from capplan.latency_answer import Figure, LatencyEstimate
+    from capplan.latency_answer import Change, Figure, LatencyEstimate, SweepPoint
     from capplan.step import OpTime
 
 OPS_SHOWN: Final = 8
 BAR_CELLS: Final = 24
-
-
-def title(made: "LatencyEstimate") -> str:
-    """Model, GPUs, formats, engine."""
-    asked, name = made.question.model, made.model.name
-    alias = f' ("{asked}")' if asked != name and len(asked) < 24 else ""
-    count = made.question.parallel.gpus
-    gpus = f"{count} × {made.gpu.name}" if count > 1 else made.gpu.name
-    weights = made.precision.id if made.precision else "the checkpoint's own"
-    if made.precision is None and made.model.quantization is None:
-        weights = "16-bit"
-    engine = "" if made.plan is None else f", {made.plan.engine} {made.plan.version}"
-    return (
-        f"{name}{alias}, {format_count(made.model.parameters)} parameters, {weights} weights, "
-        f"{made.kv_format.id} KV cache, on {gpus}{engine}"
-    )
-
-
-def workload(made: "LatencyEstimate") -> str:
-    """Load and lengths."""
-    question = made.question
-    shared = f" ({question.prefix_shared:,} of them cached)" if question.prefix_shared else ""
-    return f"{question.load}; {question.isl:,} tokens in{shared}, {question.osl:,} out"
 
 
 def figure_rows(made: "LatencyEstimate") -> list[tuple[str, "Figure", str]]:
@@ -59,63 +37,6 @@ def _cell(value: float | None, unit: str) -> str:
     return f"{value:,.0f}/s" if value >= 10 else f"{value:,.2f}/s"
 
 
-def lines(made: "LatencyEstimate") -> list[str]:
-    """Everything but the tables, a line each."""
-    served = made.served or made.bound
-    found = []
-    if made.served is not None and served.steady:
-        found.append(
-            "TTFT = "
-            + " + ".join(
-                f"{format_seconds(time)} {name}"
-                for name, time in (
-                    ("around the engine", served.around_s),
-                    ("queue", served.queue_s),
-                    ("start burst", served.start_s),
-                    ("wait for a step", served.wait_s),
-                    ("prefill", served.prefill_s),
-                )
-                if time or name == "prefill"
-            )
-        )
-    found.append(
-        f"decode is {made.regime['decode']} (mean batch {served.batch:,.1f}), "
-        f"prefill is {made.regime['prefill']}"
-    )
-    if made.bottleneck is not None:
-        parts = sorted(made.limits.items(), key=lambda entry: -entry[1])
-        shares = ", ".join(f"{name} {share:.0%}" for name, share in parts if share >= 0.005)
-        found.append(f"bottleneck: {made.bottleneck}; a decode step waits for {shares}")
-    if made.served is not None:
-        distance = served.stable_request_per_s / served.request_per_s if served.request_per_s else 0
-        found.append(
-            f"utilisation {served.utilization:.0%} of the stable {served.stable_request_per_s:.3g} requests/s"
-            + (f" ({distance:.2f} × below the knee)" if served.utilization < 1 else "")
-        )
-    if made.slo is not None:
-        limits = [
-            f"{name} ≤ {format_seconds(value)}"
-            for name, value in (("TTFT", made.slo.ttft_s), ("TPOT", made.slo.tpot_s))
-            if value is not None
-        ]
-        verdict = {True: "met", False: "missed", None: "not evaluated"}[made.meets]
-        if made.below_bound:
-            verdict = "impossible: below what physics allows"
-        found.append(f"{made.slo.name} ({', '.join(limits)}): {verdict}{_goodput(made)}")
-        if made.slo.tpot_s is not None and made.tpot.estimate:
-            found.append(f"{made.slo.tpot_s / made.tpot.estimate:.1f} × the speed asked for")
-    return found + [f"note: {note}" for note in made.notes]
-
-
-def _goodput(made: "LatencyEstimate") -> str:
-    """Requests a second within the limits, where there are any."""
-    if made.served is None or made.slo is None or not made.served.steady:
-        return ""
-    ttft, tpot = made.slo.ttft_s or float("inf"), made.slo.tpot_s or float("inf")
-    rate = made.served.goodput_request_per_s(ttft_s=ttft, tpot_s=tpot)
-    return f"; goodput {rate:.3g} of {made.served.request_per_s:.3g} requests/s"
-
-
 def view(made: "LatencyEstimate") -> list["RenderableType"]:
     """The terminal's answer."""
     from rich.table import Table
@@ -133,6 +54,8 @@ def view(made: "LatencyEstimate") -> list["RenderableType"]:
     parts += [table, Text("")]
     parts += [Text(line) for line in lines(made)]
     for name, ops in (("decode step", made.decode_ops), ("prefill chunk", made.prefill_ops)):
+        if not ops:
+            continue
         parts += [Text(""), Text(f"the mean {name}", style="bold"), _ops_table(ops)]
     if made.sweep:
         parts += [Text(""), Text("users at once", style="bold"), _sweep_table(made)]
@@ -141,15 +64,24 @@ def view(made: "LatencyEstimate") -> list["RenderableType"]:
     return parts
 
 
+def _grid(*kinds: str) -> "Table":
+    """A table without lines; in a narrow terminal words "fold", and figures, names and bars stay whole."""
+    table = grid()
+    for kind in kinds:
+        if kind == "fold":
+            table.add_column(overflow="fold")
+        elif kind == "right":
+            table.add_column(justify="right", no_wrap=True)
+        else:
+            table.add_column(no_wrap=True, overflow="crop")
+    return table
+
+
 def _ops_table(ops: Sequence["OpTime"]) -> "Table":
     """The longest operations; the others together."""
     total = sum(op.time_s for op in ops) or 1.0
     ordered = sorted(ops, key=lambda op: -op.time_s)
-    table = grid()
-    for _ in range(2):
-        table.add_column()
-    for _ in range(3):
-        table.add_column(justify="right")
+    table = _grid("fold", "fold", "right", "right", "right")
     for op in ordered[:OPS_SHOWN]:
         light = f"{min(1.0, op.bound_s / op.time_s):.0%} of light" if op.bound_s else ""
         name = f"{op.name}" + (f" ({op.dtype})" if op.dtype else "")
@@ -166,13 +98,11 @@ def _sweep_table(made: "LatencyEstimate") -> "Table":
     """Users against what each sees; the bar is TPOT, with the limit marked."""
     from rich.text import Text
 
-    limit = made.slo.tpot_s if made.slo is not None else None
+    decodes = any(point.tpot_s for point in made.sweep)
+    limit = made.slo.tpot_s if made.slo is not None and decodes else None
     longest = max([point.tpot_s or 0.0 for point in made.sweep] + [limit or 0.0]) or 1.0
-    table = grid()
-    for _ in range(4):
-        table.add_column(justify="right")
-    table.add_column()
-    table.add_row("  users", "TTFT", "TPOT", "tokens/s", _bar_head(limit, longest))
+    table = _grid("right", "right", "right", "right", "bar")
+    table.add_row("  users", "TTFT", "TPOT", "tokens/s", _bar_head(limit))
     for point in made.sweep:
         tpot = point.tpot_s
         bar = bar_text(tpot or 0.0, longest, limit)
@@ -187,7 +117,7 @@ def _sweep_table(made: "LatencyEstimate") -> "Table":
     return table
 
 
-def _bar_head(limit: float | None, longest: float) -> "Text":
+def _bar_head(limit: float | None) -> "Text":
     from rich.text import Text
 
     return Text("" if limit is None else f"TPOT; | is {format_seconds(limit)}")
@@ -203,59 +133,71 @@ def bar_text(value: float, longest: float, limit: float | None) -> str:
 
 
 def _changes_table(made: "LatencyEstimate") -> "Table":
-    table = grid()
-    for _ in range(2):
-        table.add_column()
-    for _ in range(3):
-        table.add_column(justify="right")
+    table = _grid("name", "fold", "right", "right", "right")
+    table.add_row("", "", "TTFT", "TPOT", "tokens/s")
     for change in made.changes:
         table.add_row(
             f"  {change.flag}",
             change.change,
-            f"TTFT {format_seconds(change.ttft_s)}",
-            "" if change.tpot_s is None else f"TPOT {format_seconds(change.tpot_s)}",
-            f"{change.output_token_per_s:,.0f}/s",
+            format_seconds(change.ttft_s),
+            _cell(change.tpot_s, "s"),
+            f"{change.output_token_per_s:,.0f}",
         )
     return table
 
 
 def rows(made: "LatencyEstimate") -> list[dict[str, Any]]:
-    """CSV: the sweep's points, else the one answer."""
-    base = {
-        "model": made.model.name,
-        "gpu": made.gpu.id,
-        "gpus": made.question.parallel.gpus,
-        "engine": made.question.engine,
-        "isl": made.question.isl,
-        "osl": made.question.osl,
-    }
-    asked = made.served or made.bound
+    """CSV: the load asked about (bound, estimate, p10, p90), then the sweep's points and the changes."""
+    figures = {name: figure for name, figure, _ in figure_rows(made)}
+    kinds = [("bound", "bound")]
+    if made.served is not None:
+        kinds += [("estimate", "estimate"), ("low", "p10"), ("high", "p90")]
     found = [
-        {
-            **base,
-            "users": round(asked.running),
-            "ttft_s": made.ttft.estimate if made.served else made.ttft.bound,
-            "tpot_s": made.tpot.estimate if made.served else made.tpot.bound,
-            "output_token_per_s": made.throughput.estimate if made.served else made.throughput.bound,
-            "kind": "asked" if made.served else "bound",
-        }
+        _row(
+            made,
+            kind,
+            users=max(1, round(made.load.running)),
+            ttft_s=getattr(figures["TTFT"], which),
+            tpot_s=getattr(figures["TPOT"], which),
+            e2e_s=getattr(figures["E2E"], which),
+            output_token_per_s=getattr(figures["output"], which),
+            meets=made.meets if kind == "estimate" else None,
+        )
+        for which, kind in kinds
     ]
     for point in made.sweep:
-        found.append(
-            {
-                **base,
-                "users": point.users,
-                "ttft_s": point.ttft_s,
-                "tpot_s": point.tpot_s,
-                "output_token_per_s": point.output_token_per_s,
-                "kind": "sweep",
-            }
-        )
+        found.append(_row(made, "sweep", users=point.users, meets=point.meets, **_seen(point)))
+    for change in made.changes:
+        found.append(_row(made, f"change: {change.flag}", users=None, meets=None, **_seen(change)))
     return found
 
 
+def _row(made: "LatencyEstimate", kind: str, **values: Any) -> dict[str, Any]:
+    question = made.question
+    return {
+        "model": made.model.name,
+        "gpu": made.gpu.id,
+        "gpus": question.parallel.gpus,
+        "engine": question.engine,
+        "isl": question.isl,
+        "osl": question.osl,
+        "kind": kind,
+        **values,
+    }
+
+
+def _seen(point: "SweepPoint | Change") -> dict[str, float | None]:
+    """What users see at a point, and what all get together."""
+    return {
+        "ttft_s": point.ttft_s,
+        "tpot_s": point.tpot_s,
+        "e2e_s": point.e2e_s,
+        "output_token_per_s": point.output_token_per_s,
+    }
+
+
 def markdown(made: "LatencyEstimate") -> str:
-    """The answers as a Markdown table, then the lines."""
+    """The answers as a Markdown table, the lines, the sweep, and what would change it."""
     table = to_markdown(
         [
             {
@@ -269,6 +211,23 @@ def markdown(made: "LatencyEstimate") -> str:
             for name, figure, unit in figure_rows(made)
         ]
     )
-    return f"**{title(made)}**\n\n{workload(made)}\n\n{table}\n" + "".join(
-        f"- {line}\n" for line in lines(made)
-    )
+    parts = [f"**{title(made)}**", workload(made), table, "".join(f"- {line}\n" for line in lines(made))]
+    if made.sweep:
+        parts.append(to_markdown([{"users": f"{point.users:,}", **_texts(point)} for point in made.sweep]))
+    if made.changes:
+        parts.append(
+            to_markdown(
+                [{"change": c.change, "flag": f"`{c.flag}`", **_texts(c)} for c in made.changes],
+            )
+        )
+    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def _texts(point: "SweepPoint | Change") -> dict[str, str]:
+    """The same in words."""
+    return {
+        "TTFT": _cell(point.ttft_s, "s"),
+        "TPOT": _cell(point.tpot_s, "s"),
+        "E2E": _cell(point.e2e_s, "s"),
+        "output": _cell(point.output_token_per_s, "tokens/s"),
+    }

@@ -6,19 +6,19 @@ it is taken on trust: schema, hash, every number and every table are checked bef
 
 import hashlib
 import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
 from capplan import catalog
+from capplan import local_checks as checks
 from capplan.errors import InputError, shown
+from capplan.local_checks import LOCAL as LOCAL
 from capplan.specs import Gpu
+from capplan.units import format_gib
 
 SCHEMA: Final = "capplan.calibration/1"
-LOCAL: Final = "local"
 KEYS: Final = (
     "schema", "id", "origin", "hardware", "software", "run", "state", "ceilings", "checks", "points", "fit",
     "error", "validity", "noise_floor_pct", "hash",
@@ -28,10 +28,13 @@ HARDWARE: Final = (
     "key", "kind", "name", "vendor", "architecture", "instructions", "memory_bytes", "bandwidth_bytes_per_s",
     "flop_per_s", "cache_bytes", "units",
 )  # fmt: skip
-CLOCKS_OF_HOST: Final = ("wall", "thread-cpu")
+CLOCKS_OF_HOST: Final = checks.CLOCKS["cpu"]
 """Clocks that the host's own work is inside of."""
+SAME_SIZE: Final = 0.1
+"""Drivers, ECC and the system's own share move a GPU's size by less than this part."""
 MOST_BYTES: Final = 16 << 20
-_HINT: Final = "profile again, or give another file"
+_HINT: Final = checks.HINT
+PROFILES: Final = "a file that `capplan profile` wrote; `capplan list profiles` has yours"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -67,9 +70,36 @@ def read(path: Path) -> LocalCalibration:
     try:
         if path.stat().st_size > MOST_BYTES:
             raise InputError("too large for a calibration", where=str(path), hint=_HINT)
+        data = catalog.read_yaml(path)
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}", where=str(path), hint=_HINT) from None
-    return checked(catalog.read_yaml(path), str(path))
+    return checked(data, str(path))
+
+
+def of_device(profile: str, gpu: str | None) -> LocalCalibration:
+    """The calibration in the file `profile`, which brings its device along.
+
+    Raises InputError for no such file, one that is broken or was measured on no one device, and where `gpu`
+    names another device.
+    """
+    if not Path(profile).is_file():
+        raise InputError(f"no file {shown(profile)}", where="--profile", hint=PROFILES)
+    local = read(Path(profile))
+    refuse_other(local, gpu)
+    return local
+
+
+def refuse_other(local: LocalCalibration, gpu: str | None) -> None:
+    """Raises InputError where `gpu` is not the device of the calibration, or no device."""
+    if not gpu or catalog.normalised(gpu) == catalog.normalised(local.gpu.id):
+        return
+    asked = catalog.gpu(gpu).id
+    if asked != local.gpu.id:
+        raise InputError(
+            f"the profile is of {local.gpu.id}, the question of {asked}",
+            where="--profile, --gpu",
+            hint="leave --gpu out: a profile brings its device",
+        )
 
 
 def checked(data: Mapping[str, Any], where: str) -> LocalCalibration:
@@ -88,19 +118,28 @@ def checked(data: Mapping[str, Any], where: str) -> LocalCalibration:
     unknown = sorted(set(data) - set(KEYS))
     if unknown:
         raise refuse(f"unknown key {shown(unknown[0])}", f"one of {', '.join(KEYS)}")
-    for name in ("hardware", "fit", "error", "validity", "run", "points"):
+    for name in ("hardware", "software", "run", "state", "points", "fit", "error", "validity"):
         if not isinstance(data.get(name, {}), Mapping):
             raise refuse(f"{name} is no mapping")
     if data["hash"] != fit_hash(data["fit"]):
         raise refuse("its fit is not the one that was written: the hash differs", "ask for the file again")
-    _numbers(data["fit"], "fit", where)
+    checks.numbers(data["fit"], "fit", where)
+    for operation in ("gemm", "decode_attention", "elementwise"):
+        if not data["fit"].get(operation):
+            raise refuse(f"no fit.{operation}")
     for operation, by_dtype in data["fit"].items():
-        _complete(operation, by_dtype, where)
-        _tables(by_dtype, f"fit.{operation}", where)
-    _errors(data["error"], where)
+        checks.complete(operation, by_dtype, where)
+        checks.tables(by_dtype, f"fit.{operation}", where)
+    checks.errors(data["error"], where)
+    checks.ranges(data["validity"], where)
+    gpu = device(data["hardware"], where)
+    checks.run(data.get("run", {}), data["hardware"]["kind"], where)
+    checks.state(data.get("state", {}), where)
+    for name in ("software", "ceilings", "checks", "noise_floor_pct"):
+        checks.told(data.get(name), name, where)
     return LocalCalibration(
-        id=str(data["id"]),
-        gpu=device(data["hardware"], where),
+        id=checks.identity(data["id"], "id", where),
+        gpu=gpu,
         kind=str(data["hardware"].get("kind")),
         fit=data["fit"],
         error=data["error"],
@@ -124,12 +163,16 @@ def device(hardware: Mapping[str, Any], where: str) -> Gpu:
     rates = hardware["flop_per_s"]
     if not isinstance(rates, Mapping) or not rates:
         raise InputError("no hardware.flop_per_s", where=where, hint=_HINT)
-    _numbers({**numbers, "flop_per_s": rates}, "hardware", where)
+    checks.numbers({**numbers, "flop_per_s": rates}, "hardware", where, checks.MOST_RATE)
     if not all((*numbers.values(), *rates.values())):
         raise InputError("a rate or size of 0 in hardware", where=where, hint=_HINT)
-    key = str(hardware["key"])
+    key = checks.identity(hardware["key"], "hardware.key", where)
+    for name in ("name", "vendor", "architecture", "instructions"):
+        checks.word(hardware[name], f"hardware.{name}", where)
+    if (hardware["kind"] == "cpu") != key.startswith("cpu-"):
+        raise InputError(f"hardware.key {key} of a {hardware['kind'].upper()}", where=where, hint=_HINT)
     if hardware["kind"] == "gpu" and key in catalog.ids("gpus"):
-        return catalog.load_gpu(key)
+        return _of_catalog(key, str(hardware["name"]), numbers["memory_bytes"], where)
     return Gpu(
         id=key,
         name=str(hardware["name"]),
@@ -146,103 +189,14 @@ def device(hardware: Mapping[str, Any], where: str) -> Gpu:
     )
 
 
-def _numbers(found: Any, name: str, where: str) -> None:
-    """Refuse anything in a tree of mappings and lists that is no finite number from 0."""
-    if isinstance(found, Mapping):
-        for key, value in found.items():
-            _numbers(value, f"{name}.{key}", where)
-    elif isinstance(found, list):
-        for value in found:
-            _numbers(value, name, where)
-    elif isinstance(found, bool) or not isinstance(found, int | float):
-        raise InputError(f"{name} is {shown(found)}", where=where, hint=_HINT)
-    elif not (math.isfinite(found) and found >= 0):
-        raise InputError(f"{name} is {found}", where=where, hint=_HINT)
-
-
-_SMALL_FORM: Final = ("t0_us", "memory", "p", "cache_reach", "cache_speed")
-_DECODE_FORM: Final = (*_SMALL_FORM, "chain_us", "serial_ns", "tile_us", "compute")
-_LINK: Final = ("t0_us", "memory", "p", "link_bytes_per_s")
-# Operation → the parts of one dtype's numbers, and what each must hold.
-_PARTS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
-    "gemm": {"shapes": (), "affine": ("m", "fixed_us", "weight_ns")},
-    "decode_attention": {
-        "shape": ("heads", "kv_heads", "k_width", "v_width"),
-        "table": ("batch", "fixed_us", "token_ns"),
-        "general": _DECODE_FORM,
-    },
-    "prefill_attention": {"": ("width", "fixed_us", "token_ns", "pair_ns")},
-    "elementwise": {"named": (), "general": _SMALL_FORM},
-    "anchors": {"": ("gemm", "attention", "layer_us", "step_us")},
-    "all_reduce": {"": _LINK},
-    "all_gather": {"": _LINK},
-}
-_POSITIVE: Final = ("memory", "compute", "p", "width", "link_bytes_per_s", "cache_speed", "heads", "kv_heads")
-"""Numbers that a time is divided by."""
-
-
-def _complete(operation: str, found: Any, where: str) -> None:
-    """Refuse an operation without the numbers that its prediction reads."""
-    if operation not in _PARTS or not isinstance(found, Mapping):
-        raise InputError(f"fit.{operation} is not known", where=where, hint=_HINT)
-    entries: list[tuple[str, Any]] = []
-    for key, value in found.items():
-        by_local = value if operation == "anchors" or key == LOCAL else _under(value, LOCAL)
-        one_by_rank = key == LOCAL and isinstance(by_local, Mapping)
-        entries += list(by_local.items()) if one_by_rank else [(str(key), by_local)]
-    for key, entry in entries:
-        for part, names in _PARTS[operation].items():
-            place = f"fit.{operation}.{key}" + (f".{part}" if part else "")
-            held = _under(entry, part) if part else entry
-            if not isinstance(held, Mapping):
-                raise InputError(f"no {place}", where=where, hint=_HINT)
-            for name in names:
-                if name not in held or (name in _POSITIVE and not held[name]):
-                    raise InputError(f"no {place}.{name}", where=where, hint=_HINT)
-            if not names:
-                axis = "m" if operation == "gemm" else "bytes"
-                for row, table in held.items():
-                    if not isinstance(_under(table, axis), list) or not isinstance(_under(table, "us"), list):
-                        raise InputError(f"no table {place}.{row}", where=where, hint=_HINT)
-
-
-def _under(found: Any, name: str) -> Any:
-    """What a mapping has under a name; None where there is none, or no mapping."""
-    return found.get(name) if isinstance(found, Mapping) else None
-
-
-def _errors(found: Mapping[str, Any], where: str) -> None:
-    """Refuse errors without the quantiles that a band is made of."""
-    for kind in ("step", "prompt"):
-        for dtype, error in (found.get(kind) or {}).items():
-            for name in ("p10", "p50", "p90", "rows", "median_pct"):
-                value = _under(error, name)
-                if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e6:
-                    raise InputError(
-                        f"error.{kind}.{dtype}.{name} is {shown(value)}", where=where, hint=_HINT
-                    )
-            if not (error["p10"] and error["p90"] and error["rows"]):
-                raise InputError(f"error.{kind}.{dtype} has a 0", where=where, hint=_HINT)
-
-
-# The axis of a table, by the name that its lists stand under.
-_AXES: Final = ("m", "bytes", "batch")
-
-
-def _tables(found: Any, name: str, where: str) -> None:
-    """Refuse tables whose axis does not rise, whose lists differ in length, or that fall."""
-    if not isinstance(found, Mapping):
-        return
-    axis = next((one for one in _AXES if isinstance(found.get(one), list)), None)
-    if axis is None:
-        for key, value in found.items():
-            _tables(value, f"{name}.{key}", where)
-        return
-    steps: Sequence[float] = found[axis]
-    if not steps or any(b <= a for a, b in pairwise(steps)):
-        raise InputError(f"{name}.{axis} does not rise", where=where, hint=_HINT)
-    for key, values in found.items():
-        if not isinstance(values, list) or len(values) != len(steps):
-            raise InputError(f"{name}.{key} has not as many values as {axis}", where=where, hint=_HINT)
-        if any(b < a for a, b in pairwise(values)):
-            raise InputError(f"{name}.{key} falls", where=where, hint=_HINT)
+def _of_catalog(key: str, name: str, memory_bytes: float, where: str) -> Gpu:
+    """The catalog's GPU. Raises InputError where the driver's name or the size is another GPU's."""
+    gpu = catalog.load_gpu(key)
+    found = catalog.index("gpus").get(catalog.normalised(name))
+    if found != key or abs(memory_bytes / gpu.usable_bytes - 1) > SAME_SIZE:
+        raise InputError(
+            f"measured on {name} of {format_gib(int(memory_bytes))}, which is no {key}",
+            where=where,
+            hint=_HINT,
+        )
+    return gpu

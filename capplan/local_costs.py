@@ -8,14 +8,17 @@ what happens between them.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from capplan.errors import InputError
 from capplan.formulas import measured_cost, op_cost
 from capplan.local_calibration import LOCAL, LocalCalibration
-from capplan.op_costs import STAND_INS, Calibration, OpCosts
+from capplan.op_costs import STAND_INS, Bounds, Calibration, OpCosts
 from capplan.step import Host
 from capplan.work import Collective, Elementwise, Experts, Gemm, Mix, StepWork
+
+TIMED: Final = {"gemm": ("m",), "decode_attention": ("batch", "context"), "prefill_attention": ("tokens",)}
+"""Operation → what a profile's `validity` says of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +53,17 @@ class LocalCosts(OpCosts):
         """ "calibrated", unless something was borrowed or another dtype stood in."""
         return "estimate" if self.borrowed() or self.stood_in else "calibrated"
 
+    def ranges(self, operation: str, dtype: str) -> Mapping[str, Any]:
+        """The sizes that the profile timed; of what it borrows, those of the lender's fit."""
+        if self.order and dtype not in self.local.fit.get(operation, {}):
+            return super().ranges(operation, dtype)
+        timed = self.local.validity
+        return {name: timed[name] for name in TIMED.get(operation, ()) if name in timed}
+
+    def floor(self) -> Bounds | None:
+        """None: what was measured on the device itself stands, its caches included."""
+        return None
+
     def own(self, operation: str, dtype: str) -> Mapping[str, Any] | None:
         """The device's own numbers; another dtype's only where nothing can be borrowed."""
         by_dtype = self.local.fit.get(operation, {})
@@ -80,11 +94,11 @@ class LocalCosts(OpCosts):
         own = mix.mixing
         if own.form != "attention":
             return super().decode_array(mix, batch, kept)
-        found = self.own("decode_attention", "fp8" if mix.kv_bits <= 8 else "bf16")
+        found = self.own("decode_attention", mix.kernel_dtype)
         if found is None:
             return super().decode_array(mix, batch, kept)
         asked = {"heads": own.heads, "kv_heads": own.kv_heads, "k_width": own.k_width, "v_width": own.v_width}
-        if asked == dict(found["shape"]):
+        if asked == dict(found["shape"]) and mix.queries == 1:
             time = measured_cost.decode_attention_s(batch=batch, kv_tokens=kept, table=found["table"])
         else:
             time = op_cost.decode_attention_s(
@@ -92,6 +106,7 @@ class LocalCosts(OpCosts):
                 kv_tokens=kept,
                 **asked,
                 kv_bits=mix.kv_bits,
+                queries=mix.queries,
                 flop_per_s=self.rates.flop_per_s("bf16"),
                 bytes_per_s=self.rates.bytes_per_s,
                 sms=self.rates.sms,
@@ -128,7 +143,7 @@ class LocalCosts(OpCosts):
             return super().collective(shape, count)
         return float(
             op_cost.collective_s(
-                bytes_moved=shape.bytes_each * count,
+                bytes_moved=shape.buffer_bytes(count),
                 ranks=shape.ranks,
                 link_bytes_per_s=own["link_bytes_per_s"],
                 fit=own,

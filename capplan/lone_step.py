@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from typing import Final
 
 from capplan import small_batch, small_batch_speed
+from capplan.device_rates import Rates
 from capplan.engine_speed import Band
 from capplan.formulas import small_batch as formulas
-from capplan.op_costs import Rates
+from capplan.formulas.queueing import prompt_pairs as pairs_of
 from capplan.small_batch_speed import CHUNK, Calibration, Host
 from capplan.specs import Format, Gpu, Model
 from capplan.step import Load, OpTime
@@ -61,7 +62,7 @@ class LoneTable:
             kv_tokens=kv_tokens,
             prompt_sequences=prompt_sequences or (1.0 if prompt_tokens else 0.0),
             prompt_tokens=prompt_tokens,
-            prompt_pairs=prompt_tokens * (prompt_tokens + 1) / 2 if prompt_pairs is None else prompt_pairs,
+            prompt_pairs=pairs_of(new_tokens=prompt_tokens) if prompt_pairs is None else prompt_pairs,
         )
         return sum(op.time_s for op in self.ops(load))
 

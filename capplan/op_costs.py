@@ -11,10 +11,10 @@ from functools import cache
 from typing import Any, Final
 
 from capplan import catalog
+from capplan.device_rates import Rates as Rates
 from capplan.errors import InputError
 from capplan.formulas import op_cost, roofline
 from capplan.specs import Gpu
-from capplan.units import GIGA
 from capplan.work import Collective, Elementwise, Experts, Gemm, Mix
 
 SCHEMA: Final = "capplan.calibration/1"
@@ -28,6 +28,9 @@ KERNELS: Final = {
     "tgi": ("vllm", "trtllm", "sglang"),
     "llama.cpp": ("llama.cpp", "vllm", "trtllm"),
 }
+# An engine's experts that were measured in another: on compute capability 10 vLLM runs TensorRT-LLM's own
+# (trtllm-gen, through FlashInfer), which that takes for whole experts; in groups (EP) it runs CUTLASS.
+MEASURED_IN: Final = {("tensorrt-llm", "10"): "vllm"}
 # Which kernels stand in for a dtype that nobody measured or the GPU cannot multiply, the nearest first.
 STAND_INS: Final = {
     "bf16": ("bf16",),
@@ -40,16 +43,6 @@ STAND_INS: Final = {
     "w4a16_mxfp4": ("w4a16_mxfp4", "w4a8_mxfp4_mxfp8", "w4a16", "bf16"),
     "w4a8_mxfp4_mxfp8": ("w4a8_mxfp4_mxfp8", "w4a16_mxfp4", "nvfp4", "bf16"),
 }
-# Kernel dtype → the arithmetic it needs, and the weight-only dtype where the GPU has none.
-NEEDS: Final = {
-    "fp8": ("fp8", "w8a16"),
-    "fp8_block": ("fp8", "w8a16"),
-    "int8": ("int8", "w8a16"),
-    "nvfp4": ("fp4", "w4a16"),
-}
-_PEAKS: Final = {
-    "fp8": "fp8", "fp8_block": "fp8", "int8": "int8", "nvfp4": "fp4", "w4a8_mxfp4_mxfp8": "fp8",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -117,58 +110,29 @@ def _measured_gpu(identity: str) -> Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Choice:
-    """The fitted numbers of one (operation, dtype): from which GPU, engine and dtype they are."""
+    """The fitted numbers of one (operation, dtype): from which GPU, engine and dtype they are.
+
+    `ranges`: the least and most of every size that was measured.
+    """
 
     fit: Mapping[str, float]
     error: Mapping[str, float]
+    ranges: Mapping[str, Any]
     gpu_id: str
     engine: str
     dtype: str
 
 
-class Rates:
-    """A device's datasheet rates as operations need them; FLOP/s dense, links in one direction."""
-
-    def __init__(self, gpu: Gpu) -> None:
-        self.gpu = gpu
-        self.bytes_per_s = gpu.memory_bandwidth_bytes_per_s
-        self.sms = gpu.sm_count or 100
-        peak = gpu.flop_per_s.get("bf16") or gpu.flop_per_s.get("fp16") or gpu.flop_per_s.get("fp32")
-        if not peak:
-            raise InputError(
-                f"no peak rate is known for {gpu.name}", where=f"--gpu {gpu.id}", hint="name another GPU"
-            )
-        self.half_flop_per_s = peak
-
-    def runs(self, dtype: str) -> str:
-        """The kernel dtype this GPU really runs: weight-only where it cannot multiply the format."""
-        if dtype == "w4a16_mxfp4" and self.gpu.flop_per_s.get("fp4"):
-            return "w4a8_mxfp4_mxfp8"  # multiplied as it is, activations in 8 bits
-        arithmetic, instead = NEEDS.get(dtype, (None, dtype))
-        return dtype if arithmetic is None or self.gpu.flop_per_s.get(arithmetic) else instead
-
-    def flop_per_s(self, dtype: str) -> float:
-        """Dense peak of a kernel dtype."""
-        own = self.gpu.flop_per_s.get(_PEAKS.get(dtype, ""))
-        return own or self.half_flop_per_s
-
-    @property
-    def link_bytes_per_s(self) -> float:
-        """One direction of NVLink (or its like), else of PCIe."""
-        if self.gpu.nvlink_bytes_per_s:
-            return self.gpu.nvlink_bytes_per_s / 2
-        # Generation 3 carries 0.985 GB/s a lane and direction; each later one doubles it.
-        generation, lanes = self.gpu.pcie_gen or 4, self.gpu.pcie_lanes or 16
-        return 0.985 * 2.0 ** (generation - 3) * lanes * GIGA
-
-
 class Bounds:
-    """Physics only: bytes over bandwidth or FLOP over peak, whichever is longer; no launch, no waiting."""
+    """Physics only: bytes over bandwidth or FLOP over peak, whichever is longer; no launch, no waiting.
+
+    `skew`: how unevenly tokens are routed over experts (op_cost.experts_s).
+    """
 
     provenance = "bound"
 
-    def __init__(self, gpu: Gpu) -> None:
-        self.rates = Rates(gpu)
+    def __init__(self, gpu: Gpu, skew: float = 0.0) -> None:
+        self.rates, self.skew = Rates(gpu), skew
 
     def _time(self, flop: float, moved: float, dtype: str) -> float:
         return roofline.bound_s(
@@ -177,6 +141,14 @@ class Bounds:
             flop_per_s=self.rates.flop_per_s(dtype),
             bytes_per_s=self.rates.bytes_per_s,
         )
+
+    def ranges(self, operation: str, dtype: str) -> Mapping[str, Any]:
+        """Least and most of every size that an operation was fitted on; physics holds everywhere."""
+        return {}
+
+    def floor(self) -> "Bounds | None":
+        """Physics that a step by these costs is held to; None where it is what it is."""
+        return None
 
     def gemm(self, shape: Gemm, m: float) -> float:
         """One product of m rows."""
@@ -198,8 +170,11 @@ class Bounds:
         return self._time(*mix.prefill_load(sequences, tokens, pairs), "bf16")
 
     def experts(self, shape: Experts, tokens: float) -> float:
-        """The routed experts of one layer."""
-        return self._time(*shape.load(tokens), self.rates.runs(shape.dtype))
+        """The routed experts of one layer; uneven routing may read no more of them than one token does."""
+        flop, moved = shape.load(tokens)
+        if self.skew:
+            moved = min(moved, shape.load(1.0)[1])
+        return self._time(flop, moved, self.rates.runs(shape.dtype))
 
     def collective(self, shape: Collective, count: float) -> float:
         """One collective over `count` tokens or sequences."""
@@ -216,11 +191,15 @@ class OpCosts(Bounds):
     def __init__(
         self, gpu: Gpu, engine: str, calibrations: tuple[Calibration, ...] | None = None, skew: float = 0.0
     ) -> None:
-        super().__init__(gpu)
-        self.engine, self.skew = engine, skew
+        super().__init__(gpu, skew)
+        self.engine = engine
         known = shipped() if calibrations is None else calibrations
         self.order = sorted(known, key=lambda entry: _likeness(gpu, _measured_gpu(entry.gpu_id)))
         self.chosen: dict[tuple[str, str], Choice] = {}
+        self.spans: dict[tuple[str, str], Mapping[str, Any]] = {}
+        self.alternatives: dict[str, tuple[Choice, ...]] = {}
+        # Whose multiprocessors waves of tiles are counted on: the lender's, where the GPU's are not known.
+        self.sms_gpu = gpu if gpu.sm_count or not self.order else _measured_gpu(self.order[0].gpu_id)
 
     @property
     def provenance(self) -> str:  # type: ignore[override]
@@ -228,11 +207,22 @@ class OpCosts(Bounds):
         own = self.order and self.order[0].gpu_id == self.rates.gpu.id and self.order[0].origin == "local"
         return "calibrated" if own else "estimate"
 
+    def floor(self) -> Bounds | None:
+        """Fits and an engine's fusion, on a GPU unlike those measured, must not beat its datasheet."""
+        return Bounds(self.rates.gpu, self.skew)
+
     def choice(self, operation: str, dtype: str) -> Choice:
         """The numbers for an operation: this GPU's before a like one's, the engine's before another's."""
         key = (operation, dtype)
         if key not in self.chosen:
-            self.chosen[key] = next(self._candidates(operation, dtype))
+            found = next(self._candidates(operation, dtype), None)
+            if found is None:
+                raise InputError(
+                    f"no calibration has {operation} in {dtype}",
+                    where=f"--gpu {self.rates.gpu.id}",
+                    hint="--bounds answers without one",
+                )
+            self.chosen[key] = found
         return self.chosen[key]
 
     def _candidates(self, operation: str, dtype: str) -> Iterator[Choice]:
@@ -246,21 +236,22 @@ class OpCosts(Bounds):
                         yield Choice(
                             fit=by_engine[engine],
                             error=errors.get(engine, {}),
+                            ranges=entry.validity.get(operation, {}).get(stand_in, {}).get(engine, {}),
                             gpu_id=entry.gpu_id,
                             engine=engine,
                             dtype=stand_in,
                         )
-        raise InputError(
-            f"no calibration has {operation} in {dtype}",
-            where=f"--gpu {self.rates.gpu.id}",
-            hint="--bounds answers without one",
-        )
+
+    def ranges(self, operation: str, dtype: str) -> Mapping[str, Any]:
+        """The sizes that an operation's numbers were fitted on; of a collective by its ranks."""
+        found = self.chosen.get((operation, dtype))
+        return self.spans.get((operation, dtype), {}) if found is None else found.ranges
 
     def _common(self, choice: Choice, dtype: str) -> dict[str, Any]:
         return {
             "flop_per_s": self.rates.flop_per_s(dtype),
             "bytes_per_s": self.rates.bytes_per_s,
-            "sms": self.rates.sms,
+            "sms": self.sms_gpu.sm_count or self.rates.sms,
             "fit": choice.fit,
         }
 
@@ -285,8 +276,7 @@ class OpCosts(Bounds):
 
     def decode_array(self, mix: Mix, batch: float, kept: Any) -> Any:
         """The same for many `kept` at once (a numpy array)."""
-        own, bits = mix.mixing, mix.kv_bits
-        dtype = "fp8" if bits <= 8 else "bf16"
+        own, bits, dtype = mix.mixing, mix.kv_bits, mix.kernel_dtype
         if own.form == "attention":
             return op_cost.decode_attention_s(
                 batch=batch,
@@ -296,13 +286,14 @@ class OpCosts(Bounds):
                 k_width=own.k_width,
                 v_width=own.v_width,
                 kv_bits=bits,
+                queries=mix.queries,
                 **self._common(self.choice("decode_attention", dtype), "bf16"),
             )
         if own.form == "latent":
             return op_cost.mla_decode_s(
                 batch=batch,
                 kv_tokens=kept,
-                heads=own.heads,
+                heads=own.heads * mix.queries,
                 latent_width=own.k_width,
                 v_width=own.v_width,
                 kv_bits=bits,
@@ -326,8 +317,7 @@ class OpCosts(Bounds):
 
     def prefill(self, mix: Mix, sequences: float, tokens: float, pairs: float) -> float:
         """One mixing of prompt chunks."""
-        own, bits = mix.mixing, mix.kv_bits
-        dtype = "fp8" if bits <= 8 else "bf16"
+        own, bits, dtype = mix.mixing, mix.kv_bits, mix.kernel_dtype
         shared: dict[str, Any] = {
             "sequences": sequences,
             "tokens": tokens,
@@ -353,7 +343,6 @@ class OpCosts(Bounds):
                     **shared,
                     k_width=own.prompt_k_width,
                     v_width=own.prompt_v_width,
-                    kv_bits=bits,
                     **self._common(self.choice("mla_prefill", dtype), "bf16"),
                 )
             )
@@ -363,56 +352,76 @@ class OpCosts(Bounds):
     def experts(self, shape: Experts, tokens: float) -> float:
         """The routed experts of one layer."""
         dtype = self.rates.runs(shape.dtype)
-        found = self.choice("experts", dtype)
-        return float(
-            op_cost.experts_s(
-                tokens=tokens,
-                hidden=shape.hidden,
-                inter=shape.inter,
-                top_k=shape.top_k,
-                experts=shape.experts,
-                ep=shape.ep,
-                tp=shape.tp,
-                weight_bits=shape.weight_bits,
-                activation_bits=shape.activation_bits,
-                gated=shape.gated,
-                skew=self.skew,
-                **self._common(found, dtype),
+        return min(
+            float(
+                op_cost.experts_s(
+                    tokens=tokens,
+                    hidden=shape.hidden,
+                    inter=shape.inter,
+                    top_k=shape.top_k,
+                    experts=shape.experts,
+                    ep=shape.ep,
+                    tp=shape.tp,
+                    weight_bits=shape.weight_bits,
+                    activation_bits=shape.activation_bits,
+                    gated=shape.gated,
+                    skew=self.skew,
+                    **self._common(found, dtype),
+                )
             )
+            for found in self._experts(dtype)[: 1 if shape.ep > 1 else None]
         )
+
+    def _experts(self, dtype: str) -> tuple[Choice, ...]:
+        """The experts' kernels an engine chooses from, on one GPU and in one dtype."""
+        made = self.alternatives.get(dtype)
+        if made is None:
+            own = self.choice("experts", dtype)
+            generation = (self.rates.gpu.compute_capability or "").partition(".")[0]
+            other = MEASURED_IN.get((self.engine, generation))
+            made = self.alternatives[dtype] = (
+                own,
+                *(
+                    found
+                    for found in self._candidates("experts", dtype)
+                    if (found.engine, found.gpu_id, found.dtype) == (other, own.gpu_id, own.dtype)
+                ),
+            )
+        return made
 
     def collective(self, shape: Collective, count: float) -> float:
         """One collective over `count` tokens or sequences."""
-        size = shape.bytes_each * count
-        if shape.op == "send":
-            return size / self.rates.link_bytes_per_s + 10e-6
-        found = self._ranks(shape.op, shape.ranks)
         return float(
             op_cost.collective_s(
-                bytes_moved=size,
+                bytes_moved=shape.buffer_bytes(count),
                 ranks=shape.ranks,
                 link_bytes_per_s=self.rates.link_bytes_per_s,
-                fit=found,
+                fit=self._ranks(shape.op, shape.ranks),
             )
         )
 
     def _ranks(self, operation: str, ranks: int) -> Mapping[str, float]:
-        """The fit of a collective for this many ranks; between and beyond those measured, the next."""
+        """The fit of a collective for this many ranks; between and beyond those measured, the next.
+
+        A message stands as the all-gather of two, in which each rank sends one, where none was measured.
+        """
         own = KERNELS[self.engine] if operation == "all_reduce" else ()
         libraries = (*own, "nccl")
         linked = bool(self.rates.gpu.nvlink_bytes_per_s)
         order = sorted(
             self.order, key=lambda entry: bool(_measured_gpu(entry.gpu_id).nvlink_bytes_per_s) != linked
         )
-        for entry in order:
-            by_library = entry.fit.get(operation, {})
-            for library in libraries:
-                by_ranks = by_library.get(library)
-                if by_ranks:
-                    counts = sorted(int(count) for count in by_ranks)
-                    nearest = next((count for count in counts if count >= ranks), counts[-1])
-                    fit: Mapping[str, float] = by_ranks.get(nearest) or by_ranks[str(nearest)]
-                    return fit
+        for name in (operation, *(("all_gather",) if operation == "send" else ())):
+            for entry in order:
+                for library in libraries:
+                    by_ranks = entry.fit.get(name, {}).get(library)
+                    if by_ranks:
+                        counts = sorted(int(count) for count in by_ranks)
+                        nearest = next((count for count in counts if count >= ranks), counts[-1])
+                        fit: Mapping[str, float] = by_ranks.get(nearest) or by_ranks[str(nearest)]
+                        ranges = entry.validity.get(name, {}).get(library, {})
+                        self.spans[operation, str(ranks)] = ranges.get(nearest, {})
+                        return fit
         raise InputError(
             f"no calibration has {operation} over {ranks} GPUs",
             where=f"--gpu {self.rates.gpu.id}",

@@ -1,10 +1,12 @@
 """What a profile found, as rows and as a terminal's view. Nothing prints here."""
 
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from capplan import catalog, step
-from capplan.calibrate import local_fit
+from capplan.calibrate import local_fit, telemetry
 from capplan.calibrate.points import Point
 from capplan.calibrate.profile_file import model_of, points_of
 from capplan.formulas import measured_cost
@@ -97,6 +99,42 @@ def paging(points: Sequence[Point]) -> list[dict[str, Any]]:
     return made
 
 
+def energy(points: Sequence[Point]) -> list[dict[str, Any]]:
+    """Joules a token of the steps whose energy a GPU's counter told, and the power that this was."""
+    made = []
+    for one in points:
+        if one.kind == "step" and one.void is None and one.joules_per_token:
+            made.append(
+                {
+                    "precision": one.precision,
+                    "kv": one.kv,
+                    "batch": one.batch,
+                    "context": one.context,
+                    "layers": one.layers,
+                    "joules_per_token": one.joules_per_token,
+                    "tokens_per_joule": round(1 / one.joules_per_token, 4),
+                    "power_w": round(one.joules_per_token * one.batch / one.seconds, 1),
+                }
+            )
+    return made
+
+
+def warnings(local: LocalCalibration, points: Sequence[Point]) -> list[str]:
+    """What to know of a file before it is trusted: what slowed the GPU down, who shared it, void points."""
+    made = telemetry.warnings(local.data.get("state", {}))
+    reasons = Counter(_kind_of(one.void) for one in points if one.void)
+    made += [
+        f"{count} of {len(points)} points are void and not used: {reason}"
+        for reason, count in reasons.most_common()
+    ]
+    return made
+
+
+def _kind_of(reason: str) -> str:
+    """A reason without its figures."""
+    return re.sub(r"\s*(moved|from) .*", r" \1", reason).removesuffix(" from")
+
+
 def held_out(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The rows of `verify`, for reading."""
     return [
@@ -154,10 +192,9 @@ def headline(local: LocalCalibration) -> list[str]:
             f"{dtype}: {error['rows']} steps held out, median error {error['median_pct']:.1f} %, P90 "
             f"{error['p90_pct']:.1f} %" + ("" if noise is None else f" (noise floor {noise:.1f} %)")
         )
-    counts = [row[-1] for table in data.get("points", {}).values() for row in table["rows"]]
-    voided = [reason for reason in counts if reason]
-    if voided:
-        lines.append(f"{len(voided)} of {len(counts)} points are void and not used: {voided[0]}…")
+    idle_w = data.get("state", {}).get("idle", {}).get("power_w")
+    if idle_w is not None:
+        lines.append(f"{idle_w:g} W at rest")
     return lines
 
 
@@ -173,10 +210,12 @@ def view(
 
     points = points_of(local, where)
     made: list[RenderableType] = [Text(line) for line in headline(local)]
+    made += [Text(f"warning: {line}", style="yellow") for line in warnings(local, points)]
     parts = [
         ("what products reached", achieved(local, points)),
         ("faster than bf16, a layer's products by batch", speed_ups(local)),
         ("what blocks cost", paging(points)),
+        ("energy", energy(points)),
         ("steps held out, predicted from the file", held_out(rows)),
     ]
     if compare_to:

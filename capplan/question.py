@@ -23,7 +23,8 @@ class VramQuestion:
     Every one of `users` holds `context` tokens, or `n` samples of `isl` prompt tokens kept once and a part of
     their own up to `context`. `pp_layers` are the layers of each pipeline stage where they are not as the
     engine cuts them, `stage_gpus` the GPUs of the stages where they differ. `services` are further models on
-    the same GPU, started after this one (services.py).
+    the same GPU, started after this one (services.py). `profile` is a file measured on one device: its memory
+    is what there is.
     """
 
     model: str | None = None
@@ -56,6 +57,7 @@ class VramQuestion:
     engine: str | None = None
     engine_flags: "EngineFlags | None" = None
     calibration: str | None = None
+    profile: str | None = None
     visible_devices: str | None = None
     services: tuple[str, ...] = ()
 
@@ -158,8 +160,10 @@ def _lengths(question: VramQuestion) -> VramQuestion:
 def _check_stage_gpus(question: VramQuestion) -> None:
     if not question.stage_gpus:
         return
-    if question.gpus or question.gpu_memory_bytes is not None:
-        raise InputError("GPUs are given twice", where="--stage-gpu, --gpu", hint="give one of them")
+    if question.gpus or question.gpu_memory_bytes is not None or question.profile is not None:
+        raise InputError(
+            "GPUs are given twice", where="--stage-gpu, --gpu, --profile", hint="give one of them"
+        )
     if question.services:
         raise InputError("services share one GPU", where="--with, --stage-gpu", hint="give one --gpu NAME")
     if len(question.stage_gpus) != question.pp:

@@ -40,6 +40,12 @@ LOADS: Final = ("workload.concurrency", "workload.request_per_s", "workload.requ
 _ALL_LAYERS: Final = 1 << 30
 
 
+def brings_device(scenario: Scenario) -> bool:
+    """Whether the device is that of the scenario's calibration: it has one, and names no GPU."""
+    values = scenario.values
+    return "fleet.gpu" not in values and values.get("calibration", "shipped") != "shipped"
+
+
 def replicas(scenario: Scenario) -> int:
     """Servers that share the load."""
     return int(scenario.values.get("fleet.replicas", 1))
@@ -98,7 +104,8 @@ def latency_fields(scenario: Scenario) -> dict[str, Any]:
     for key in UNKNOWN_TO_LATENCY:
         if values.get(key) not in (None, False) and not (key == "workload.n" and values[key] == 1):
             raise NotEvaluatedError(f"latency does not know {key}")
-    missing = [key for key in ("model", "fleet.gpu", "workload.isl", "workload.osl") if key not in values]
+    device = "calibration" if brings_device(scenario) else "fleet.gpu"
+    missing = [key for key in ("model", device, "workload.isl", "workload.osl") if key not in values]
     if missing:
         raise NotEvaluatedError(f"latency needs {' and '.join(missing)}")
     made = _given(values, ("model", "precision", "kv_dtype"))
@@ -158,7 +165,7 @@ def cost_fields(scenario: Scenario) -> tuple[dict[str, Any], str]:
     Tokens are priced where cost can ask latency the scenario's own question. NotEvaluatedError without a GPU.
     """
     values = scenario.values
-    if "fleet.gpu" not in values:
+    if "fleet.gpu" not in values and not brings_device(scenario):
         raise NotEvaluatedError("cost needs fleet.gpu")
     made = _given(values, ("gpu", "tp", "pp", "ep", "dp"), "fleet.")
     ranks = math.prod(values.get(f"fleet.{name}", 1) for name in ("tp", "pp", "dp"))

@@ -1,19 +1,21 @@
 """Time of one engine step: some sequences decode a token each, some prompts advance by a chunk.
 
-    step = host(sequences) + fused · prompts · Σ (products + attention + experts + collectives + small kernels)
+    step = host + fused · prompts · Σ (products + attention + experts + collectives + small kernels)
 
 `compile` turns a model, a GPU and a layout into a StepTable, which everything downstream reads. Products and
-experts are exact at whole numbers of tokens, attention is piecewise affine in the tokens kept.
+experts are exact at whole numbers of tokens, attention is piecewise affine in the tokens kept. What fusion
+leaves of any part is no less than physics' time of it (`OpCosts.floor`).
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 
 from capplan import op_range
 from capplan.errors import InputError
+from capplan.formulas.queueing import prompt_pairs as pairs_of
 from capplan.op_costs import Bounds, OpCosts
 from capplan.specs import Format, Gpu, Model, Parallelism
 from capplan.work import Mix, StepWork, work_of
@@ -90,12 +92,14 @@ class StepTable:
 
     def __init__(self, work: StepWork, costs: Bounds, host: Host | None = None) -> None:
         self.work, self.costs, self.host = work, costs, host or Host()
+        self._floor = costs.floor()
         # Sequences of one attention rank in one pipeline slot.
         self.share = 1 / (work.parallel.dp * work.parallel.pp)
         self._tokens: dict[int, float] = {}
         self._sequences: dict[int, float] = {}
         self._attention: dict[tuple[int, int, int], float] = {}
         self._pieces: dict[tuple[int, int], Piece] = {}
+        self._steps: dict[tuple[int, int], Piece] = {}
         self._chunks: dict[tuple[float, float, float], float] = {}
 
     def step_s(
@@ -115,7 +119,7 @@ class StepTable:
             prompt_sequences = 1.0 if prompt_tokens else 0.0
         if prompt_pairs is None:
             chunk = prompt_tokens / prompt_sequences if prompt_sequences else 0.0
-            prompt_pairs = prompt_sequences * chunk * (chunk + 1) / 2
+            prompt_pairs = prompt_sequences * pairs_of(new_tokens=chunk)
         sequences = decode_sequences + prompt_sequences
         if not sequences:
             return 0.0
@@ -143,38 +147,43 @@ class StepTable:
     def _at_tokens(self, tokens: int) -> float:
         found = self._tokens.get(tokens)
         if found is None:
-            own = tokens * self.share
-            found = sum(
-                gemm.count * self.costs.gemm(gemm, own) for gemm in self.work.gemms if gemm.each == "token"
-            )
-            slot = tokens / self.work.parallel.pp
-            found += sum(entry.count * self.costs.experts(entry, slot) for entry in self.work.experts)
-            found += self._small("token", own, slot)
-            self._tokens[tokens] = found
+            found = self._tokens[tokens] = self._no_less(lambda costs: self._by_tokens(costs, tokens))
         return found
 
-    def _small(self, each: str, own: float, slot: float) -> float:
+    def _by_tokens(self, costs: Bounds, tokens: int) -> float:
+        own, slot = tokens * self.share, tokens / self.work.parallel.pp
+        time = sum(gemm.count * costs.gemm(gemm, own) for gemm in self.work.gemms if gemm.each == "token")
+        time += sum(entry.count * costs.experts(entry, slot) for entry in self.work.experts)
+        return time + self._small(costs, "token", own, slot)
+
+    def _no_less(self, seconds: Callable[[Bounds], float]) -> float:
+        """A part's time, of which `host.fused` leaves no less than the part's bound."""
+        time = seconds(self.costs)
+        return time if self._floor is None else max(time, seconds(self._floor) / self.host.fused)
+
+    def _small(self, costs: Bounds, each: str, own: float, slot: float) -> float:
         """Collectives and small kernels; experts' collectives carry the tokens of all attention ranks."""
         time = 0.0
         for collective in self.work.collectives:
             if collective.each == each:
                 count = slot if collective.name == "experts" else own
-                time += collective.count * self.costs.collective(collective, count)
+                time += collective.count * costs.collective(collective, count)
         for entry in self.work.elementwise:
             if entry.each == each:
-                time += entry.count * self.costs.elementwise(entry, own)
+                time += entry.count * costs.elementwise(entry, own)
         return time
 
     def _at_sequences(self, sequences: int) -> float:
         found = self._sequences.get(sequences)
         if found is None:
-            own = sequences * self.share
-            found = sum(
-                gemm.count * self.costs.gemm(gemm, own) for gemm in self.work.gemms if gemm.each == "sequence"
-            )
-            found += self._small("sequence", own, own)
+            found = self._no_less(lambda costs: self._by_sequences(costs, sequences))
             self._sequences[sequences] = found
         return found
+
+    def _by_sequences(self, costs: Bounds, sequences: int) -> float:
+        own = sequences * self.share
+        time = sum(gemm.count * costs.gemm(gemm, own) for gemm in self.work.gemms if gemm.each == "sequence")
+        return time + self._small(costs, "sequence", own, own)
 
     def _decode(self, batch: float, contexts: float) -> float:
         """Attention of the decoding sequences of one rank."""
@@ -199,7 +208,7 @@ class StepTable:
         found = self._attention.get(key)
         if found is None:
             kept = 2 ** (knot / KNOTS_PER_OCTAVE) if knot >= 0 else 0.0
-            found = self.costs.decode(self.work.mixes[index], batch, kept)
+            found = self._no_less(lambda costs: costs.decode(self.work.mixes[index], batch, kept))
             self._attention[key] = found
         return found
 
@@ -208,6 +217,13 @@ class StepTable:
 
         The same as `step_s`, which is affine between the knots of attention's time.
         """
+        key = (decode_sequences, int(math.log2(kv_tokens) * KNOTS_PER_OCTAVE) if kv_tokens > 1 else -1)
+        found = self._steps.get(key)
+        if found is None or not found[2] <= kv_tokens < found[3]:
+            found = self._steps[key] = self._step_piece(decode_sequences, kv_tokens)
+        return found
+
+    def _step_piece(self, decode_sequences: int, kv_tokens: float) -> Piece:
         base, slope, first, end = self._attention_piece(decode_sequences, kv_tokens)
         brought = decode_sequences * self.work.queries
         host = self.host.step_s + self.host.sequence_s * decode_sequences
@@ -288,6 +304,9 @@ class StepTable:
                 first, last = int(place.min()), int(place.max()) + 1
                 knots = 2 ** (np.arange(first, last + 1) / KNOTS_PER_OCTAVE)
                 times = np.broadcast_to(self.costs.decode_array(mix, whole, knots), knots.shape)
+                if self._floor is not None:
+                    bounds = self._floor.decode_array(mix, whole, knots)
+                    times = np.maximum(times, bounds / self.host.fused)
                 made += weight * mix.count * np.interp(kept, knots, times)
         return made
 
@@ -295,9 +314,11 @@ class StepTable:
         key = (sequences, tokens, pairs)
         found = self._chunks.get(key)
         if found is None:
-            found = sum(
-                mix.count * self.costs.prefill(mix, sequences, tokens, windowed_pairs(mix, tokens, pairs))
-                for mix in self.work.mixes
+            found = self._no_less(
+                lambda costs: sum(
+                    mix.count * costs.prefill(mix, sequences, tokens, windowed_pairs(mix, tokens, pairs))
+                    for mix in self.work.mixes
+                )
             )
             if len(self._chunks) >= CHUNKS_KEPT:
                 self._chunks.clear()
@@ -308,62 +329,67 @@ class StepTable:
         """The step's operations, each with its work, its bound and its time."""
         prompts = load.prompt_tokens
         factor = self.host.kernels(load.decode_sequences * self.work.queries + prompts, prompts)
+        made = tuple(self._ops(load))
+        raised: dict[str, float] = {}
+        for part in {part for part, _ in made if part and self._floor is not None}:
+            own = [op for at, op in made if at == part]
+            time, bound = sum(op.time_s for op in own), sum(op.bound_s for op in own)
+            raised[part] = max(1.0, bound / (self.host.fused * time)) if time else 1.0
         return tuple(
-            op if op.kind == "host" else replace(op, time_s=op.time_s * factor) for op in self._ops(load)
+            replace(op, time_s=op.time_s * factor * raised.get(part, 1.0)) if part else op
+            for part, op in made
         )
 
     @cached_property
     def _bounds(self) -> Bounds:
-        return Bounds(self.costs.rates.gpu)
+        return Bounds(self.costs.rates.gpu, self.costs.skew)
 
-    def _ops(self, load: Load) -> Iterator[OpTime]:
+    def _ops(self, load: Load) -> Iterator[tuple[str, OpTime]]:
+        """Every operation by its costs, and the part of the step that is no less than physics with it.
+
+        "" is the engine's own, which nothing scales.
+        """
         brought = load.decode_sequences * self.work.queries
         tokens, sampled = brought + load.prompt_tokens, brought + load.prompt_sequences
         own = {"token": tokens * self.share, "sequence": sampled * self.share}
         slot = tokens / self.work.parallel.pp
         for gemm in self.work.gemms:
             m = own[gemm.each]
-            yield self._op("gemm", gemm.name, gemm, gemm.load(m), "gemm", (gemm, m))
-        for mix in self.work.mixes:
+            yield gemm.each, self._op("gemm", gemm.name, gemm, gemm.load(m), "gemm", (gemm, m))
+        for index, mix in enumerate(self.work.mixes):
             batch = load.decode_sequences * self.share
             if batch:
                 kept = mix.kept(load.kv_tokens * self.share, batch)
-                yield self._op(
-                    "decode attention",
-                    mix.name,
-                    mix,
-                    mix.decode_load(batch, kept),
-                    "decode",
-                    (mix, batch, kept),
-                )
+                work, call = mix.decode_load(batch, kept), (mix, batch, kept)
+                yield f"decode {index}", self._op("decode attention", mix.name, mix, work, "decode", call)
             new = load.prompt_tokens * self.share
             if new:
                 chunks = load.prompt_sequences * self.share
                 pairs = windowed_pairs(mix, new, load.prompt_pairs * self.share)
-                yield self._op(
-                    "prefill attention",
-                    mix.name,
-                    mix,
-                    mix.prefill_load(chunks, new, pairs),
-                    "prefill",
-                    (mix, chunks, new, pairs),
-                )
+                work, prompt = mix.prefill_load(chunks, new, pairs), (mix, chunks, new, pairs)
+                yield "prefill", self._op("prefill attention", mix.name, mix, work, "prefill", prompt)
         for entry in self.work.experts:
-            yield self._op("experts", entry.name, entry, entry.load(slot), "experts", (entry, slot))
+            yield "token", self._op("experts", entry.name, entry, entry.load(slot), "experts", (entry, slot))
         for collective in self.work.collectives:
             count = slot if collective.name == "experts" else own[collective.each]
             name = f"{collective.op} ({collective.name})"
             moved = (0.0, collective.wire_bytes(count))
-            yield self._op("collective", name, collective, moved, "collective", (collective, count))
+            yield (
+                collective.each,
+                self._op("collective", name, collective, moved, "collective", (collective, count)),
+            )
         for small in self.work.elementwise:
             count = own[small.each]
             moved = (0.0, small.bytes_each * count)
-            yield self._op("elementwise", small.name, small, moved, "elementwise", (small, count))
+            yield small.each, self._op("elementwise", small.name, small, moved, "elementwise", (small, count))
         sequences = load.decode_sequences + load.prompt_sequences
         host = self.host.step_s + self.host.sequence_s * sequences
         if host:
-            yield OpTime(
-                kind="host", name="engine", dtype="", count=1, flop=0, bytes=0, bound_s=0, time_s=host
+            yield (
+                "",
+                OpTime(
+                    kind="host", name="engine", dtype="", count=1, flop=0, bytes=0, bound_s=0, time_s=host
+                ),
             )
 
     def _op(

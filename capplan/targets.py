@@ -1,8 +1,9 @@
 """The memories a need is put against: catalog GPUs, a size that was given, or the common sizes."""
 
+from dataclasses import replace
 from typing import Final
 
-from capplan import catalog
+from capplan import catalog, local_calibration
 from capplan.capacity import Target
 from capplan.errors import InputError
 from capplan.specs import Gpu
@@ -12,13 +13,20 @@ FIT_TABLE_GB: Final = (24, 40, 48, 80, 141, 192)
 
 
 def targets_of(
-    names: tuple[str, ...], memory_bytes: int | None, *, visible: str | None = None
+    names: tuple[str, ...],
+    memory_bytes: int | None,
+    *,
+    visible: str | None = None,
+    profile: str | None = None,
 ) -> tuple[tuple[Target, ...], bool]:
     """What to fit into, and whether the user named it: GPUs, one size of memory, or the common sizes.
 
-    "local" are the GPUs here, of those that `visible` (CUDA_VISIBLE_DEVICES) leaves.
+    "local" are the GPUs here, of those that `visible` (CUDA_VISIBLE_DEVICES) leaves; `profile` is a file that
+    brings its device, the only one then.
     Raises InputError for an unknown GPU, or a GPU and a size; see local_target for what local adds.
     """
+    if profile is not None:
+        return (_profiled(profile, names, memory_bytes),), True
     if names and memory_bytes is not None:
         raise InputError("both a GPU and a memory size", where="--gpu, --gpu-memory", hint="give one of them")
     if memory_bytes is not None:
@@ -54,6 +62,21 @@ def _named(name: str, visible: str | None) -> tuple[Target, ...]:
 
         return local_targets(visible)
     return (target_of(catalog.gpu(name), name),)
+
+
+def _profiled(profile: str, names: tuple[str, ...], memory_bytes: int | None) -> Target:
+    """The device of a profile. Raises InputError where another one, several, or a size are asked about."""
+    if memory_bytes is not None or len(names) > 1:
+        raise InputError(
+            "a profile brings its device and its memory",
+            where="--profile, --gpu, --gpu-memory",
+            hint="leave the others out",
+        )
+    gpu = local_calibration.of_device(profile, names[0] if names else None).gpu
+    target = target_of(gpu)
+    if gpu.id in catalog.ids("gpus"):
+        return target
+    return replace(target, gpu_id=None, reading="as profiled")
 
 
 def target_of(gpu: Gpu, asked: str | None = None) -> Target:

@@ -60,6 +60,11 @@ class Mix:
     count: int = 1
     queries: int = 1
 
+    @property
+    def kernel_dtype(self) -> str:
+        """Key of the attention kernels that read the cache: see the calibrations' `fit`."""
+        return "fp8" if self.kv_bits <= 8 else "bf16"
+
     def kept(self, contexts: float, sequences: float) -> float:
         """Entries read by one query of each of `sequences`, whose contexts sum to `contexts`."""
         own = self.mixing
@@ -74,7 +79,7 @@ class Mix:
         return mean * sequences
 
     def contexts_of(self, kept: float, sequences: float) -> float:
-        """The contexts, summed, from which `kept` entries are read, or at which no more are: infinite if never."""
+        """Contexts, summed, from which `kept` entries are read, or the most there are; infinite if never."""
         own = self.mixing
         if own.form == "state" or sequences <= 0:
             return math.inf
@@ -156,8 +161,12 @@ class Collective:
 
     def wire_bytes(self, count: float) -> float:
         """Bytes that must cross one rank's link: 2 (n − 1)/n of the buffer for an all-reduce, else half."""
-        share = 1.0 if self.op == "send" else (self.ranks - 1) / self.ranks
-        return self.bytes_each * count * share * (2 if self.op == "all_reduce" else 1)
+        share = (self.ranks - 1) / self.ranks * (2 if self.op == "all_reduce" else 1)
+        return self.buffer_bytes(count) * share
+
+    def buffer_bytes(self, count: float) -> float:
+        """Bytes of the buffer that times go by; a message counts as the all-gather of two such messages."""
+        return self.bytes_each * count * (2 if self.op == "send" else 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

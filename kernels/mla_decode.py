@@ -26,10 +26,8 @@ from capplan.kernels.split_kv import (
     Combine,
     SplitWorkspace,
     check_split,
-    choose_splits,
-    combine_kernel,
     finish_split,
-    new_workspace,
+    spread,
 )
 
 if TYPE_CHECKING:
@@ -222,7 +220,7 @@ def launch_mla_decode(
     import torch
 
     needs_triton("mla_decode")
-    batch, heads, width = query.shape
+    heads, width = query.shape[1:]
     rope, block_size = width - latent, cache.shape[1]
     if query.dtype not in (torch.float16, torch.bfloat16):
         raise ValueError(f"query: the kernel takes fp16 and bf16, got {query.dtype}")
@@ -230,32 +228,26 @@ def launch_mla_decode(
         raise ValueError(f"latent, rope: expected powers of two from 16, got {latent}, {rope}")
     if query.stride(2) != 1 or cache.stride(2) != 1:
         raise ValueError("query, cache: the last dimension must be contiguous")
-    if out is None:
-        out = torch.empty(batch, heads, latent, dtype=query.dtype, device=query.device)
-    if out.shape != (batch, heads, latent) or out.dtype != query.dtype or not out.is_contiguous():
-        raise ValueError(f"out: expected contiguous {query.dtype} {[batch, heads, latent]}")
     tile = choose_mla_tile(capability=capability_of(query)) if tile is None else tile
-    head_tiles = -(-heads // ROWS)
-    tiles = batch * head_tiles
-    longest = max_context or block_table.shape[1] * block_size
-    splits = splits or choose_splits(tiles=tiles, longest=longest, block_n=tile.block_n, device=query)
-    if workspace is None and splits > 1:
-        workspace = new_workspace(tiles=tiles, splits=splits, rows=ROWS, columns=latent, device=query)
+    launch = spread(
+        query, head_tiles=-(-heads // ROWS), out_columns=latent, rows=ROWS, columns=latent,
+        longest=max_context or block_table.shape[1] * block_size, block_n=tile.block_n, splits=splits,
+        workspace=workspace, out=out,
+    )  # fmt: skip
     fp8 = "no"
     if cache.dtype == torch.float8_e4m3fn:
         fp8 = "native" if native_fp8 else "bits"
-    scratch = (out, out, out) if workspace is None else (workspace.partial, workspace.lse, workspace.arrived)
-    mla_decode_kernel[(splits, head_tiles, batch)](
+    mla_decode_kernel[launch.grid](
         query,
         cache.view(torch.uint8) if fp8 == "bits" else cache,
         block_table,
         context_lens,
-        out,
-        *scratch,
+        launch.out,
+        *launch.scratch,
         softmax_scale * cache_scale * LOG2_E,
         cache_scale,
         heads,
-        splits,
+        launch.splits,
         query.stride(0),
         query.stride(1),
         cache.stride(0),
@@ -267,27 +259,14 @@ def launch_mla_decode(
         block_size=block_size,
         block_n=tile.block_n,
         fp8=fp8,
-        single=splits == 1,
+        single=launch.splits == 1,
         last_program=combine == "last_program",
         stages=tile.stages,
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
-    if splits > 1 and combine == "second_launch":
-        combine_kernel[(tiles,)](
-            out,
-            scratch[0],
-            scratch[1],
-            splits,
-            head_tiles,
-            heads,
-            ROWS,
-            latent,
-            cache_scale,
-            rows_size=ROWS,
-            columns_size=latent,
-        )
-    return out
+    launch.combine(combine, rows_per_tile=ROWS, out_scale=cache_scale, rows=ROWS, columns=latent)
+    return launch.out
 
 
 def mla_decode_cpu(

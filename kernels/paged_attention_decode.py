@@ -28,16 +28,16 @@ from capplan.kernels.split_kv import (
     SplitWorkspace,
     check_split,
     choose_splits,
-    combine_kernel,
     finish_split,
     new_workspace,
+    spread,
 )
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 LOG2_E: Final = 1.4426950408889634  # the kernel's softmax is in base 2, one instruction an element
+SHORTEST_TILE: Final = 32  # tokens of the shortest tile that choose_tile gives
 CPU_CHUNK_TOKENS: Final = 512  # K and V of a chunk stay in cache between gather and product
 
 
@@ -259,6 +259,21 @@ def paged_attention_decode(
     )
 
 
+def decode_workspace(
+    *, batch: int, heads: int, kv_heads: int, head_dim: int, longest: int, device: Tensor
+) -> SplitWorkspace:
+    """Scratch of every launch with these sizes whose splits are chosen for up to `longest` tokens."""
+    tiles = batch * kv_heads
+    rows, columns = tile_of(group=heads // kv_heads, head_dim=head_dim)
+    splits = choose_splits(tiles=tiles, longest=longest, block_n=SHORTEST_TILE, device=device)
+    return new_workspace(tiles=tiles, splits=splits, rows=rows, columns=columns, device=device)
+
+
+def tile_of(*, group: int, head_dim: int) -> tuple[int, int]:
+    """Rows and columns of a program's tile of the output: powers of two, from a tensor core's 16."""
+    return max(16, power_of_two(group)), max(16, power_of_two(head_dim))
+
+
 def launch_paged_decode(
     query: Tensor,
     key_cache: Tensor,
@@ -282,10 +297,10 @@ def launch_paged_decode(
     import torch
 
     needs_triton("paged_attention_decode")
-    batch, heads, head_dim = query.shape
+    heads, head_dim = query.shape[1:]
     block_size, kv_heads = key_cache.shape[1], key_cache.shape[2]
     group = heads // kv_heads
-    rows, columns = max(16, power_of_two(group)), max(16, power_of_two(head_dim))
+    rows, columns = tile_of(group=group, head_dim=head_dim)
     if query.dtype not in (torch.float16, torch.bfloat16):
         raise ValueError(f"query: the kernel takes fp16 and bf16, got {query.dtype}")
     if rows > 128:
@@ -296,40 +311,34 @@ def launch_paged_decode(
         raise ValueError(
             f"value_cache: expected key_cache's strides {key_cache.stride()}, got {value_cache.stride()}"
         )
-    if out is None:
-        out = torch.empty(batch, heads, head_dim, dtype=query.dtype, device=query.device)
-    if out.shape != query.shape or out.dtype != query.dtype or not out.is_contiguous():
-        raise ValueError(f"out: expected contiguous {query.dtype} {list(query.shape)}")
     if tile is None:
         fp8_cache = key_cache.dtype == torch.float8_e4m3fn
         tile = choose_tile(head_dim=columns, rows=rows, fp8=fp8_cache, capability=capability_of(query))
     longest = max_context or block_table.shape[1] * block_size
     if window is not None:
         longest = min(longest, window + tile.block_n)
-    tiles = batch * kv_heads
-    splits = splits or choose_splits(tiles=tiles, longest=longest, block_n=tile.block_n, device=query)
-    if workspace is None and splits > 1:
-        workspace = new_workspace(tiles=tiles, splits=splits, rows=rows, columns=columns, device=query)
+    launch = spread(
+        query, head_tiles=kv_heads, out_columns=head_dim, rows=rows, columns=columns, longest=longest,
+        block_n=tile.block_n, splits=splits, workspace=workspace, out=out,
+    )  # fmt: skip
     fp8 = "no"
     if key_cache.dtype == torch.float8_e4m3fn:
         # A masked load of the fp8 type, which a padded head needs, does not compile.
         fp8 = "native" if native_fp8 and columns == head_dim else "bits"
     bits = fp8 == "bits"
-    # Unused where there is one split, but a launch takes tensors.
-    scratch = (out, out, out) if workspace is None else (workspace.partial, workspace.lse, workspace.arrived)
     scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
-    paged_decode_kernel[(splits, kv_heads, batch)](
+    paged_decode_kernel[launch.grid](
         query,
         key_cache.view(torch.uint8) if bits else key_cache,
         value_cache.view(torch.uint8) if bits else value_cache,
         block_table,
         context_lens,
-        out,
-        *scratch,
+        launch.out,
+        *launch.scratch,
         scale * k_scale * LOG2_E,
         v_scale,
         window or 0,
-        splits,
+        launch.splits,
         kv_heads,
         query.stride(0),
         query.stride(1),
@@ -343,27 +352,14 @@ def launch_paged_decode(
         block_n=tile.block_n,
         windowed=window is not None,
         fp8=fp8,
-        single=splits == 1,
+        single=launch.splits == 1,
         last_program=combine == "last_program",
         stages=tile.stages,
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
-    if splits > 1 and combine == "second_launch":
-        combine_kernel[(tiles,)](
-            out,
-            scratch[0],
-            scratch[1],
-            splits,
-            kv_heads,
-            heads,
-            group,
-            head_dim,
-            v_scale,
-            rows_size=rows,
-            columns_size=columns,
-        )
-    return out
+    launch.combine(combine, rows_per_tile=group, out_scale=v_scale, rows=rows, columns=columns)
+    return launch.out
 
 
 def paged_attention_decode_cpu(
@@ -377,24 +373,20 @@ def paged_attention_decode_cpu(
     window: int | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
-    product_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """The CPU route, tensors as paged_attention_decode: gather a chunk, two `bmm`, online softmax.
 
-    Fastest of the torch routes measured: SDPA with one query token is 8 to 14 times slower. Products are
-    in the cache's dtype where the CPU multiplies bf16 itself, else in fp32: without such instructions
-    bf16 `bmm` is 5 to 13 times slower than widening first.
+    Fastest of the torch routes measured: SDPA with one query token is 8 to 14 times slower. A chunk is
+    widened to fp32 first: bf16 `bmm` is 1.5 to 2.5 times slower even where the CPU multiplies bf16 itself,
+    5 to 13 times where it does not, and rounds the scores to 8 bits.
     """
     import torch
 
     batch, heads, head_dim = query.shape
     block_size, kv_heads = key_cache.shape[1], key_cache.shape[2]
     scale = (head_dim**-0.5 if softmax_scale is None else softmax_scale) * k_scale
-    if product_dtype is None:
-        native = query.dtype == torch.bfloat16 and torch.cpu._is_avx512_bf16_supported()
-        product_dtype = torch.bfloat16 if native else torch.float32
     output = torch.empty(batch, kv_heads, heads // kv_heads, head_dim, dtype=query.dtype)
-    grouped = query.reshape(output.shape).to(product_dtype)
+    grouped = query.reshape(output.shape).float()
     step = max(1, CPU_CHUNK_TOKENS // block_size)
 
     for sequence, length in enumerate(context_lens.tolist()):
@@ -409,15 +401,15 @@ def paged_attention_decode_cpu(
             last = min(column + step, -(-length // block_size))
             blocks = block_table[sequence, column:last]
             keys, values = (
-                widened(cache.index_select(0, blocks).flatten(0, 1)[tokens], product_dtype).transpose(0, 1)
+                widened(cache.index_select(0, blocks).flatten(0, 1)[tokens], torch.float32).transpose(0, 1)
                 for cache in (key_cache, value_cache)
             )  # [kv_heads, tokens, head_dim]
-            scores = torch.bmm(grouped[sequence], keys.transpose(1, 2)).float().mul_(scale)
+            scores = torch.bmm(grouped[sequence], keys.transpose(1, 2)).mul_(scale)
             higher = torch.maximum(highest, scores.amax(-1, keepdim=True))
             weights = scores.sub_(higher).exp_()
             rescale = torch.exp(highest - higher)
             denominator = denominator * rescale + weights.sum(-1, keepdim=True)
-            accumulator = accumulator * rescale + torch.bmm(weights.to(product_dtype), values)
+            accumulator = accumulator * rescale + torch.bmm(weights, values)
             highest = higher
         output[sequence] = accumulator.mul_(v_scale).div_(denominator)
     return output.view(batch, heads, head_dim)

@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING, Final
 from capplan.kernels.device_code import jit, multiprocessors, tl
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 MOST_SPLITS: Final = 16
 PROGRAMS_PER_MULTIPROCESSOR: Final = 4
+LARGEST_TILE: Final = 128 * 128
+"""Outputs of the largest tile that a kernel here has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +62,75 @@ def new_split_k_workspace(*, splits: int, m: int, n: int, tiles: int, device: Te
     )
 
 
+def largest_workspace(device: Tensor) -> SplitKWorkspace:
+    """Scratch for every product whose splits `choose_split_k` chose, one after another: zeroed only once.
+
+    A product is split where its tiles are fewer than the programs wanted, into less than twice as many.
+    """
+    import torch
+
+    programs = PROGRAMS_PER_MULTIPROCESSOR * multiprocessors(device)
+    return SplitKWorkspace(
+        partial=torch.empty(2 * programs * LARGEST_TILE, dtype=torch.float32, device=device.device),
+        arrived=torch.zeros(programs, dtype=torch.int32, device=device.device),
+    )
+
+
 def choose_split_k(*, tiles: int, steps: int, device: Tensor) -> int:
     """Enough programs to fill the GPU, at least two steps a split, at most 16 splits."""
     return max(
         1, min(-(-PROGRAMS_PER_MULTIPROCESSOR * multiprocessors(device) // tiles), steps // 2, MOST_SPLITS)
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitKLaunch:
+    """How a product is spread over programs: `grid` is [columns of tiles, rows of tiles, splits].
+
+    `out` is contiguous [m, n]; `partial` and `arrived` as in SplitKWorkspace, unused for one split.
+    """
+
+    grid: tuple[int, int, int]
+    out: Tensor
+    partial: Tensor
+    arrived: Tensor
+
+    @property
+    def splits(self) -> int:
+        """Programs that share one tile."""
+        return self.grid[2]
+
+
+def spread(
+    *,
+    m: int,
+    n: int,
+    steps: int,
+    block_m: int,
+    block_n: int,
+    dtype: torch.dtype,
+    device: Tensor,
+    splits: int | None,
+    workspace: SplitKWorkspace | None,
+    out: Tensor | None,
+) -> SplitKLaunch:
+    """Tiles of an [m, n] output, inputs walked in `steps`; splits, scratch and output where not given.
+
+    Raises ValueError for an `out` of another shape or dtype.
+    """
+    import torch
+
+    columns, rows = -(-n // block_n), -(-m // block_m)
+    splits = splits or choose_split_k(tiles=rows * columns, steps=steps, device=device)
+    if out is None:
+        out = torch.empty(m, n, dtype=dtype, device=device.device)
+    if out.shape != (m, n) or out.dtype != dtype or not out.is_contiguous():
+        raise ValueError(f"out: expected contiguous {dtype} {[m, n]}")
+    if workspace is None and splits > 1:
+        workspace = new_split_k_workspace(splits=splits, m=m, n=n, tiles=rows * columns, device=device)
+    # A launch takes tensors, whether they are used or not.
+    partial, arrived = (out, out) if workspace is None else (workspace.partial, workspace.arrived)
+    return SplitKLaunch(grid=(columns, rows, splits), out=out, partial=partial, arrived=arrived)
 
 
 @jit

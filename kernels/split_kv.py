@@ -77,6 +77,77 @@ def check_split(splits: int | None, combine: str, workspace: SplitWorkspace | No
         raise ValueError(f"workspace: room for {workspace.splits} splits, {splits} asked")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitLaunch:
+    """How decode attention is spread: `splits` of every sequence, `head_tiles` of its heads, `batch`.
+
+    `out` is contiguous [batch, heads, columns]; the scratch is SplitWorkspace's, unused for one split.
+    """
+
+    grid: tuple[int, int, int]
+    out: Tensor
+    scratch: tuple[Tensor, Tensor, Tensor]
+
+    @property
+    def splits(self) -> int:
+        """Programs that share a sequence and a tile of its heads."""
+        return self.grid[0]
+
+    def combine(
+        self, combine: Combine, *, rows_per_tile: int, out_scale: float, rows: int, columns: int
+    ) -> None:
+        """The second launch, where it was asked for and there is more than one split."""
+        if self.splits == 1 or combine == "last_program":
+            return
+        _, head_tiles, batch = self.grid
+        combine_kernel[(head_tiles * batch,)](
+            self.out,
+            *self.scratch[:2],
+            self.splits,
+            head_tiles,
+            self.out.shape[1],
+            rows_per_tile,
+            self.out.shape[2],
+            out_scale,
+            rows_size=rows,
+            columns_size=columns,
+        )
+
+
+def spread(
+    query: Tensor,
+    *,
+    head_tiles: int,
+    out_columns: int,
+    rows: int,
+    columns: int,
+    longest: int,
+    block_n: int,
+    splits: int | None,
+    workspace: SplitWorkspace | None,
+    out: Tensor | None,
+) -> SplitLaunch:
+    """Splits, scratch and output where they are not given; a tile of heads is [rows, columns].
+
+    query [batch, heads, …]; `longest` context in tokens, `block_n` tokens a loop iteration.
+    Raises ValueError for an `out` of another shape or dtype.
+    """
+    import torch
+
+    shape = (query.shape[0], query.shape[1], out_columns)
+    if out is None:
+        out = torch.empty(shape, dtype=query.dtype, device=query.device)
+    if out.shape != shape or out.dtype != query.dtype or not out.is_contiguous():
+        raise ValueError(f"out: expected contiguous {query.dtype} {list(shape)}")
+    tiles = shape[0] * head_tiles
+    splits = splits or choose_splits(tiles=tiles, longest=longest, block_n=block_n, device=query)
+    if workspace is None and splits > 1:
+        workspace = new_workspace(tiles=tiles, splits=splits, rows=rows, columns=columns, device=query)
+    # A launch takes tensors, whether they are used or not.
+    scratch = (out, out, out) if workspace is None else (workspace.partial, workspace.lse, workspace.arrived)
+    return SplitLaunch(grid=(splits, head_tiles, shape[0]), out=out, scratch=scratch)
+
+
 @jit
 def combine_splits(  # type: ignore[no-untyped-def]
     partial, lse, tile, splits, rows_size: tl.constexpr, columns_size: tl.constexpr

@@ -11,15 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from capplan.kernels.device_code import capability_of, jit, needs_triton, nibbles_to, tl, widen
+from capplan.kernels.device_code import jit, needs_triton, nibbles_to, tl, widen
 from capplan.kernels.quantized_gemm import SYMMETRIC_OFFSET, Int4Weight, dequantize_int4, unpack_int4
-from capplan.kernels.split_k import (
-    GemmTile,
-    SplitKWorkspace,
-    choose_split_k,
-    finish_split_k,
-    new_split_k_workspace,
-)
+from capplan.kernels.split_k import GemmTile, SplitKWorkspace, finish_split_k, spread
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -99,7 +93,7 @@ def _prepare_cpu(weight: Int4Weight, like: Tensor) -> PreparedInt4:
     )
 
 
-def choose_int4_tile(*, m: int, group: int, capability: tuple[int, int]) -> GemmTile:
+def choose_int4_tile(*, m: int, group: int) -> GemmTile:
     """A tile without register spills, found by compiling alone; block_k is the group.
 
     Unswapped 64 × 128 tiles spill on sm_80 and sm_89, so the weights are always the left operand; 64 × 64
@@ -315,37 +309,30 @@ def launch_w4a16(
         raise ValueError("x: must be contiguous")
     gemv = m == 1 if gemv is None else gemv
     if tile is None:
-        tile = choose_int4_tile(m=m, group=group, capability=capability_of(x))
+        tile = choose_int4_tile(m=m, group=group)
     block_n = GEMV_BLOCK_N if gemv else tile.block_n
-    row_tiles, column_tiles = -(-m // tile.block_m), -(-n // block_n)
-    tiles = row_tiles * column_tiles
-    splits = splits or choose_split_k(tiles=tiles, steps=k // group, device=x)
-    if out is None:
-        out = torch.empty(m, n, dtype=x.dtype, device=x.device)
-    if out.shape != (m, n) or out.dtype != x.dtype or not out.is_contiguous():
-        raise ValueError(f"out: expected contiguous {x.dtype} {[m, n]}")
-    if workspace is None and splits > 1:
-        workspace = new_split_k_workspace(splits=splits, m=m, n=n, tiles=tiles, device=x)
-    # Unused where there is one split or no zeros, but a launch takes tensors.
-    scratch = (out, out) if workspace is None else (workspace.partial, workspace.arrived)
+    launch = spread(
+        m=m, n=n, steps=k // group, block_m=tile.block_m, block_n=block_n, dtype=x.dtype, device=x,
+        splits=splits, workspace=workspace, out=out,
+    )  # fmt: skip
+    # Unused where there are no zeros, but a launch takes tensors.
     zeros = weight.packed if weight.zeros is None else weight.zeros
-    arguments = (x, weight.packed, weight.scales, zeros, out, *scratch, m, n, k, splits)
+    scratch = (launch.partial, launch.arrived)
+    arguments = (x, weight.packed, weight.scales, zeros, launch.out, *scratch, m, n, k, launch.splits)
     shared = {
         "block_n": block_n,
         "group": group,
         "symmetric": weight.zeros is None,
-        "single": splits == 1,
+        "single": launch.splits == 1,
         "stages": tile.stages,
         "num_warps": tile.warps,
         "num_stages": tile.stages,
     }
     if gemv:
-        w4a16_gemv_kernel[(column_tiles, splits)](*arguments, **shared)
+        w4a16_gemv_kernel[(launch.grid[0], launch.splits)](*arguments, **shared)
     else:
-        w4a16_kernel[(column_tiles, row_tiles, splits)](
-            *arguments, block_m=tile.block_m, swapped=tile.swapped, **shared
-        )
-    return out
+        w4a16_kernel[launch.grid](*arguments, block_m=tile.block_m, swapped=tile.swapped, **shared)
+    return launch.out
 
 
 def w4a16_reference(x: Tensor, weight: Int4Weight) -> Tensor:

@@ -9,13 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from capplan.kernels.device_code import e4m3_to, int8_to, jit, needs_triton, tl, widen, widened
-from capplan.kernels.split_k import (
-    GemmTile,
-    SplitKWorkspace,
-    choose_split_k,
-    finish_split_k,
-    new_split_k_workspace,
-)
+from capplan.kernels.split_k import GemmTile, SplitKWorkspace, finish_split_k, spread
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -154,37 +148,32 @@ def launch_w8a16(
     if not (x.is_contiguous() and weight.is_contiguous()):
         raise ValueError("x, weight: must be contiguous")
     tile = choose_w8a16_tile(m=m) if tile is None else tile
-    row_tiles, column_tiles = -(-m // tile.block_m), -(-n // tile.block_n)
-    tiles = row_tiles * column_tiles
-    splits = splits or choose_split_k(tiles=tiles, steps=-(-k // tile.block_k), device=x)
-    if out is None:
-        out = torch.empty(m, n, dtype=x.dtype, device=x.device)
-    if out.shape != (m, n) or out.dtype != x.dtype or not out.is_contiguous():
-        raise ValueError(f"out: expected contiguous {x.dtype} {[m, n]}")
-    if workspace is None and splits > 1:
-        workspace = new_split_k_workspace(splits=splits, m=m, n=n, tiles=tiles, device=x)
-    scratch = (out, out) if workspace is None else (workspace.partial, workspace.arrived)
+    launch = spread(
+        m=m, n=n, steps=-(-k // tile.block_k), block_m=tile.block_m, block_n=tile.block_n, dtype=x.dtype,
+        device=x, splits=splits, workspace=workspace, out=out,
+    )  # fmt: skip
     fp8 = weight.dtype == torch.float8_e4m3fn
-    w8a16_kernel[(column_tiles, row_tiles, splits)](
+    w8a16_kernel[launch.grid](
         x,
         weight.view(torch.uint8) if fp8 else weight,
         scales,
-        out,
-        *scratch,
+        launch.out,
+        launch.partial,
+        launch.arrived,
         m,
         n,
         k,
-        splits,
+        launch.splits,
         block_m=tile.block_m,
         block_n=tile.block_n,
         block_k=tile.block_k,
         fp8=fp8,
-        single=splits == 1,
+        single=launch.splits == 1,
         stages=tile.stages,
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
-    return out
+    return launch.out
 
 
 def w8a16_reference(x: Tensor, weight: Tensor, scales: Tensor) -> Tensor:

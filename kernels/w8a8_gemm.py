@@ -10,13 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from capplan.kernels.device_code import capability_of, e4m3_to, jit, needs_triton, tl, widen, widened
-from capplan.kernels.split_k import (
-    GemmTile,
-    SplitKWorkspace,
-    choose_split_k,
-    finish_split_k,
-    new_split_k_workspace,
-)
+from capplan.kernels.split_k import GemmTile, SplitKWorkspace, finish_split_k, spread
 
 if TYPE_CHECKING:
     import torch
@@ -196,38 +190,33 @@ def launch_w8a8(
     if x.dtype == torch.float8_e4m3fn:
         native = capability_of(x) >= FP8_CAPABILITY and k % tile.block_k == 0
         kind = "fp8" if native and not unpack_fp8 else "fp8_bits"
-    row_tiles, column_tiles = -(-m // tile.block_m), -(-n // tile.block_n)
-    tiles = row_tiles * column_tiles
-    splits = splits or choose_split_k(tiles=tiles, steps=-(-k // tile.block_k), device=x)
-    if out is None:
-        out = torch.empty(m, n, dtype=out_dtype or torch.bfloat16, device=x.device)
-    if out.shape != (m, n) or not out.is_contiguous():
-        raise ValueError(f"out: expected contiguous {[m, n]}")
-    if workspace is None and splits > 1:
-        workspace = new_split_k_workspace(splits=splits, m=m, n=n, tiles=tiles, device=x)
-    scratch = (out, out) if workspace is None else (workspace.partial, workspace.arrived)
+    launch = spread(
+        m=m, n=n, steps=-(-k // tile.block_k), block_m=tile.block_m, block_n=tile.block_n,
+        dtype=out_dtype or torch.bfloat16, device=x, splits=splits, workspace=workspace, out=out,
+    )  # fmt: skip
     bits = kind == "fp8_bits"
-    w8a8_kernel[(column_tiles, row_tiles, splits)](
+    w8a8_kernel[launch.grid](
         x.view(torch.uint8) if bits else x,
         weight.view(torch.uint8) if bits else weight,
         x_scales,
         weight_scales,
-        out,
-        *scratch,
+        launch.out,
+        launch.partial,
+        launch.arrived,
         m,
         n,
         k,
-        splits,
+        launch.splits,
         block_m=tile.block_m,
         block_n=tile.block_n,
         block_k=tile.block_k,
         kind=kind,
-        single=splits == 1,
+        single=launch.splits == 1,
         stages=tile.stages,
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
-    return out
+    return launch.out
 
 
 def w8a8_reference(x: Tensor, weight: Tensor, x_scales: Tensor, weight_scales: Tensor) -> Tensor:

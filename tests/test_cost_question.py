@@ -61,6 +61,15 @@ def test_bad_questions_name_the_option(fields: dict[str, Any], where: str) -> No
     assert caught.value.hint
 
 
+def test_a_calibration_without_a_model_is_refused_and_a_device_is_not() -> None:
+    for speed in (None, 900.0):
+        with pytest.raises(InputError, match="calibration of step times") as caught:
+            check(CostQuestion(gpu="h100", profile="mine.json", output_token_per_s=speed))
+        assert caught.value.where == "--profile, --gpu"
+    check(CostQuestion(profile="mine.json"))
+    check(CostQuestion(gpu="h100", profile="mine.json", model="8b"))
+
+
 def test_a_price_per_token_is_recognised() -> None:
     with pytest.raises(InputError) as caught:
         check(CostQuestion(gpu="h100", output_token_per_s=1, api_price_output=8e-6))

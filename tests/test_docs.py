@@ -13,8 +13,8 @@ ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 COMMANDS = (
-    *("vram", "latency", "cost", "prices", "check", "diff", "init", "schema", "calibrate", "profile"),
-    *("list", "show", "explain", "doctor", "compare"),
+    *("vram", "latency", "simulate", "cost", "prices", "check", "diff", "init", "schema", "calibrate"),
+    *("profile", "list", "show", "explain", "doctor", "compare"),
 )
 
 

@@ -43,6 +43,12 @@ CASES: dict[str, str] = {
     "show-model": "show llama-3.1-8b",
     "show-gpu": "show h100-sxm",
     "explain-topic": "explain kv-cache",
+    "simulate-csv": "simulate --model 8b --gpu h100 --request-rate 20 --requests 500 --bounds --price 2.5"
+    " --slo ttft=60ms,tpot=12ms --no-user-data -o csv",
+    "simulate-json": "simulate --model 8b --gpu h100 --requests 60 --isl uniform:10-900 --osl uniform:20-600"
+    " --kv-blocks 600 --max-model-len 1200 --seed 7 --bounds --price 2.5 --no-user-data -o json",
+    "simulate-markdown": "simulate --model 8b --gpu h100 --concurrency 8 --think-time 1 --requests 200"
+    " --turns 4 --isl 100 --osl 50 --bounds --price 2.5 --no-user-data -o md",
     "unknown-model": "vram --model lama-3.1-8b",
     "unknown-gpu": "vram --model 8b --gpu h1000",
     "unknown-format": "vram --model 8b --precision int5",

@@ -114,7 +114,11 @@ def test_users_beyond_the_kv_pool_wait_and_the_pool_is_named() -> None:
 
 def test_one_output_token_has_no_tpot(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run("latency --model 8b --gpu h100 --osl 1 -o json".split()) == 0
-    assert json.loads(capsys.readouterr().out)["tpot_s"] is None
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["tpot_s"] is None
+    assert answer["regime"] == {"prefill": "compute-bound", "decode": None}
+    assert {op["phase"] for op in answer["ops"]} == {"prefill"}
+    assert answer["bottleneck"] == "compute"
 
 
 def test_limits_are_met_missed_or_impossible() -> None:

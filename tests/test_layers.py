@@ -41,14 +41,18 @@ LEVELS: list[list[str]] = [
         "engines",
         "tensor_formats",
         "work",
+        "device_rates",
         "op_costs",
+        "op_range",
         "step",
+        "local_checks",
         "local_calibration",
         "local_costs",
         "engine_speed",
         "small_batch",
         "small_batch_speed",
         "lone_step",
+        "speculative",
         "scenario_yaml",
         "scenario_values",
         "scenario_keys",
@@ -81,6 +85,8 @@ LEVELS: list[list[str]] = [
         "latency_json",
         "latency_answer",
         "latency_profile",
+        "latency_setup",
+        "latency_notes",
         "latency_estimate",
         "results",
         "calibrate",
@@ -91,6 +97,15 @@ LEVELS: list[list[str]] = [
         "cost_answer",
         "cost_estimate",
         "sim",
+        "simulate_question",
+        "simulate_apart",
+        "simulate_setup",
+        "simulate_load",
+        "simulate_run",
+        "simulate_json",
+        "simulate_replay",
+        "simulate_answer",
+        "simulate_estimate",
     ],
     [
         "topics",
@@ -98,8 +113,11 @@ LEVELS: list[list[str]] = [
         "listing",
         "engine_report",
         "report",
+        "latency_lines",
         "latency_explain",
         "latency_report",
+        "simulate_report",
+        "experiment_report",
         "rows_report",
         "vram_report",
         "refusals",
@@ -140,6 +158,11 @@ THIRD_PARTY: dict[str, set[str]] = {
     "cli": {"typer", "rich"},
     "hub": {"huggingface_hub"},
     "latency_report": {"rich"},
+    "simulate_report": {"rich"},
+    "experiment_report": {"rich"},
+    "simulate_run": {"joblib"},
+    "sim": {"numpy", "joblib"},
+    "formulas": {"numpy"},
     "op_costs": {"numpy"},
     "work": {"numpy"},
     "step": {"numpy"},
@@ -147,8 +170,8 @@ THIRD_PARTY: dict[str, set[str]] = {
     "profile_report": {"rich"},
     "device": {"pynvml"},
 }
-# Imported only for a type, or only inside a function that needs an extra.
-INSIDE_FUNCTIONS = {"torch", "triton", "pynvml", "huggingface_hub", "gpuhunt"}
+# Imported only for a type, or only inside a function that needs it.
+INSIDE_FUNCTIONS = {"torch", "triton", "pynvml", "huggingface_hub", "gpuhunt", "joblib"}
 ORDER = {name: (level, place) for level, names in enumerate(LEVELS) for place, name in enumerate(names)}
 
 

@@ -7,8 +7,9 @@ import pytest
 
 from capplan import catalog, op_costs
 from capplan.errors import InputError
+from capplan.latency_estimate import latency
 from capplan.op_costs import Bounds, OpCosts, Rates
-from capplan.work import Collective, Elementwise, Gemm
+from capplan.work import Collective, Elementwise, Experts, Gemm
 
 GEMM = Gemm(name="x", n=4096, k=4096, dtype="bf16", weight_bits=16)
 
@@ -21,6 +22,20 @@ def test_a_measured_gpu_takes_its_own_numbers() -> None:
 def test_an_engine_takes_its_own_kernels_first() -> None:
     found = OpCosts(catalog.gpu("h100"), "tensorrt-llm").choice("gemm", "bf16")
     assert found.engine == "trtllm"
+
+
+@pytest.mark.parametrize(("gpu", "choices"), [("b200-sxm-180gb", 2), ("h100", 1)])
+def test_whole_experts_take_the_faster_of_an_engines_own_kernels(gpu: str, choices: int) -> None:
+    # TensorRT-LLM's trtllm-gen kernels were measured in vLLM, on compute capability 10 alone.
+    own, other = OpCosts(catalog.gpu(gpu), "tensorrt-llm"), OpCosts(catalog.gpu(gpu), "vllm")
+    whole = Experts(
+        count=1, hidden=7168, inter=2048, top_k=8, experts=256, tp=8, ep=1, gated=True,
+        dtype="fp8_block", weight_bits=8, activation_bits=8, name="experts",
+    )  # fmt: skip
+    assert len(own._experts("fp8_block")) == choices
+    if choices == 2:
+        assert own.experts(whole, 4) <= other.experts(whole, 4)
+        assert own.experts(replace(whole, tp=1, ep=8), 4) > other.experts(replace(whole, tp=1, ep=8), 4)
 
 
 def test_a_dtype_comes_from_a_like_gpu_before_another_dtype() -> None:
@@ -83,6 +98,43 @@ def test_estimates_are_never_below_the_bound() -> None:
         costs, bounds = OpCosts(catalog.gpu(gpu), "vllm"), Bounds(catalog.gpu(gpu))
         for m in (1, 16, 256, 4096):
             assert costs.gemm(GEMM, m) >= bounds.gemm(GEMM, m)
+
+
+def test_a_message_is_one_ranks_half_of_an_all_gather_between_two() -> None:
+    message = Collective(name="stage", op="send", bytes_each=8192, ranks=2)
+    gathered = Collective(name="stage", op="all_gather", bytes_each=2 * 8192, ranks=2)
+    costs = OpCosts(catalog.gpu("h100"), "vllm")
+    assert costs.collective(message, 64) == costs.collective(gathered, 64)
+    # No floor but the measured one: the shortest message takes an all-gather's t0.
+    shortest = costs.order[0].fit["all_gather"]["nccl"][2]["t0_us"] * 1e-6
+    assert costs.collective(message, 1e-3) == pytest.approx(shortest, rel=0.05)
+    assert Bounds(catalog.gpu("h100")).collective(message, 64) == pytest.approx(8192 * 64 / 450e9)
+
+
+def test_a_measured_message_stands_for_itself() -> None:
+    own = {"send": {"nccl": {2: {"t0_us": 7.0, "memory": 1.0, "p": 1000.0}}}}
+    measured = replace(op_costs.shipped()[0], gpu_id="h100-sxm-80gb", fit=own)
+    costs = OpCosts(catalog.gpu("h100"), "vllm", (measured,))
+    message = Collective(name="stage", op="send", bytes_each=1, ranks=2)
+    assert costs.collective(message, 1) == pytest.approx(7e-6)
+    assert costs.collective(message, 450e6) == pytest.approx(1e-3)
+
+
+def test_links_and_processors_that_nobody_states_are_refused() -> None:
+    alone = Rates(replace(catalog.gpu("l40s"), pcie_gen=None))
+    with pytest.raises(InputError, match="the link between several L40S is not known") as caught:
+        _ = alone.link_bytes_per_s
+    assert caught.value.where == "--gpu l40s-48gb"
+    with pytest.raises(InputError, match="multiprocessors of TPU v6e"):
+        _ = Rates(catalog.gpu("tpu-v6e")).sms
+
+
+def test_processors_that_are_not_known_are_the_lenders_and_the_answer_says_so() -> None:
+    made = latency("8b", gpu="tpu-v6e", figures_alone=True)
+    lender = OpCosts(catalog.gpu("tpu-v6e"), "vllm").sms_gpu
+    assert f"the {lender.sm_count} of {lender.name} stand for them" in " ".join(made.notes)
+    known = latency("8b", gpu="h100", figures_alone=True)
+    assert not [note for note in known.notes if "multiprocessors" in note]
 
 
 def test_more_ranks_than_measured_take_the_largest() -> None:

@@ -18,8 +18,9 @@ from capplan.calibrate.points import Point
 from capplan.calibrate.run import QUICK_GRID
 from capplan.cli import run
 from capplan.errors import InputError
-from capplan.latency_estimate import figures, latency
+from capplan.latency_estimate import LatencyEstimate, figures, latency
 from capplan.latency_question import LatencyQuestion
+from capplan.latency_setup import Setup
 from capplan.local_calibration import read
 
 torch = pytest.importorskip("torch", reason="profiling runs on torch")
@@ -60,17 +61,42 @@ def profiled(tiny: Path, out: Path, *more: str) -> int:
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Points timed for a moment only: their values do not matter here."""
-    from capplan.calibrate import clock, hardware, run
+    from capplan.calibrate import bench, clock, hardware, run
 
     monkeypatch.setattr(run, "STEP_S", 0.0)
     monkeypatch.setattr(run, "OP_S", 0.0)
-    monkeypatch.setattr(run, "CANARY_LIMIT", 100.0)
+    monkeypatch.setattr(bench, "CANARY_LIMIT", 100.0)
     monkeypatch.setattr(clock, "CANARY_REPEATS", 1)
     rates = {"read_bytes_per_s": 1e11, "bf16_flop_per_s": 1e12, "fp32_flop_per_s": 1e12}
     monkeypatch.setattr(hardware, "ceilings", lambda *_: rates)
 
 
 # -- latency on a profiled device
+
+
+def test_sizes_beyond_what_was_profiled_are_named(file: Path) -> None:
+    # Timed: products of 1 to 4 rows, attention of 1 to 4 sequences with 128 to 1,024 tokens.
+    def told(batch: int, context: int) -> LatencyEstimate:
+        load = LatencyQuestion(
+            model=synthetic.MODEL, gpu="", profile=str(file), batch=batch, isl=context, osl=2
+        )
+        return figures(load)
+
+    assert [op.outside for op in told(4, 1000).decode_ops if op.outside] == []
+    far = {op.outside for op in told(64, 1000).decode_ops}
+    assert {"m 64 (1 to 4)", "batch 64 (1 to 4)"} <= far
+    assert any("context 8,00" in op.outside for op in told(2, 8000).decode_ops)
+    assert [note for note in told(64, 1000).notes if note.startswith("outside what was measured")]
+
+
+def test_the_band_of_a_profile_widens_beyond_what_it_timed(file: Path) -> None:
+    setup = Setup(LatencyQuestion(model=synthetic.MODEL, gpu="", profile=str(file)))
+    narrow = setup.behaviour.band("tpot", False)
+    made = latency(synthetic.MODEL, profile=str(file), batch=64, isl=1000, osl=2, figures_alone=True)
+    assert made.tpot.high is not None
+    assert made.tpot.estimate is not None
+    assert made.tpot.high / made.tpot.estimate == pytest.approx(narrow.high**setup.behaviour.doubted)
+    assert narrow.high > 1
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("auto", "bf16"), ("int8", "w8a16"), ("int4", "w4a16")])
@@ -84,6 +110,7 @@ def test_latency_is_the_step_that_the_profile_predicts(file: Path, precision: st
     name = "bf16" if precision == "auto" else precision
     step = Point(kind="step", key=(name, dtype, "bf16", 3, 700, 16, "held out", 0))
     expected = local_fit.predicted_s(read(file), catalog.load_model(synthetic.MODEL), step)
+    assert made.tpot.estimate is not None
     assert made.tpot.estimate == pytest.approx(expected, rel=2e-3)
     assert made.tpot.provenance == "calibrated"
     assert made.tpot.bound is not None
@@ -240,17 +267,6 @@ def test_driver_that_does_not_go_with_torch(
     assert "driver on your system is too old (found version 11040)." in capsys.readouterr().err
 
 
-def test_slice_of_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from types import SimpleNamespace
-
-    from capplan.calibrate.hardware import gpu_hardware
-
-    found = SimpleNamespace(name="NVIDIA H100 80GB HBM3 MIG 1g.10gb", major=9, minor=0)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: found)
-    with pytest.raises(InputError, match="slice of a GPU"):
-        gpu_hardware(0, {})
-
-
 def test_without_torch(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     found = builtins.__import__
 
@@ -270,11 +286,19 @@ pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 
 
 @pytest.mark.usefixtures("hasty")
-def test_tiny_model_end_to_end(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tiny_model_end_to_end(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from capplan.calibrate import hardware
+
+    monkeypatch.setattr(hardware, "last_level_cache_bytes", lambda: None)
     out = tmp_path / "own.yaml"
     assert profiled(tiny, out, "-o", "json") == 0
-    made = json.loads(capsys.readouterr().out)
+    told, said = capsys.readouterr()
+    made = json.loads(told)
     local = read(out)
+    assert local.data["run"]["assumed"] == ["cache_bytes"]
+    assert "warning: the system does not tell the last-level cache: 32.00 MiB are assumed" in said
     assert set(local.fit["gemm"]) == {"bf16", "w4a16"}
     assert {row["precision"] for row in made["held_out"]} == {"bf16", "int4"}
     assert local.data["run"]["model"] == "tiny"
@@ -283,6 +307,7 @@ def test_tiny_model_end_to_end(tiny: Path, tmp_path: Path, capsys: pytest.Captur
     answer = latency(str(tiny), profile=str(out), precision="int4", isl=64, osl=16, figures_alone=True)
     assert answer.tpot.estimate is not None
     assert 0 < answer.tpot.estimate < 1
+    assert [note for note in answer.notes if "assumed the size of the last-level cache" in note]
 
 
 @pytest.mark.usefixtures("hasty")
@@ -290,11 +315,11 @@ def test_a_moving_machine_is_refused(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Every canary moves: all points are void, and no file is made of them."""
-    from capplan.calibrate import run as running
+    from capplan.calibrate import bench
 
-    monkeypatch.setattr(running, "CANARY_LIMIT", -1.0)
+    monkeypatch.setattr(bench, "CANARY_LIMIT", -1.0)
     assert profiled(tiny, tmp_path / "own.yaml") == 2
-    assert "the machine moved too much meanwhile" in capsys.readouterr().err
+    assert "no point of products counts: canary moved" in capsys.readouterr().err
     assert not (tmp_path / "own.yaml").exists()
 
 
@@ -381,6 +406,19 @@ def test_layers_that_memory_does_not_hold(
     monkeypatch.setattr(DecodeLoop, "extend", short)
     assert profiled(tiny, tmp_path / "own.yaml") == 0
     assert "memory holds 2 of 3 layers" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("hasty")
+def test_cut_model_is_timed_whole_too(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where time allows two layers of three: anchors of one, two and three; held out of two and three."""
+    from capplan.calibrate import run as running
+
+    monkeypatch.setattr(running, "STEPS_A_FORMAT", 10**9)
+    assert profiled(tiny, tmp_path / "own.yaml", "--formats", "bf16") == 0
+    table = read(tmp_path / "own.yaml").data["points"]["step"]
+    use, layers = (table["cols"].index(name) for name in ("use", "layers"))
+    seen = {(row[use], row[layers]) for row in table["rows"]}
+    assert {("anchor", 1), ("anchor", 2), ("anchor", 3), ("held out", 2), ("held out", 3)} <= seen
 
 
 @pytest.mark.usefixtures("hasty")

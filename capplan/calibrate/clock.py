@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from capplan.formulas.latency import percentile
+
 Call = Callable[[int], object]
 """The operation, told how often it has run, so that it can rotate its buffers."""
 
@@ -63,18 +65,25 @@ class Clock(Protocol):
         """As the calibration file names it."""
         ...
 
-    def time(self, call: Call, *, seconds: float, least: int = LEAST_REPEATS, warm: bool = False) -> Timing:
-        """Time a call for about `seconds`, at least `least` times; `warm`: the same ran just before."""
+    def time(
+        self,
+        call: Call,
+        *,
+        seconds: float,
+        least: int = LEAST_REPEATS,
+        warm: bool = False,
+        rotation: int = 1,
+    ) -> Timing:
+        """Time a call for about `seconds`, at least `least` times; `warm`: the same ran just before.
+
+        `rotation`: buffers that the call goes through by its number, one a call.
+        """
         ...
 
 
 def quantile(values: Sequence[float], share: float) -> float:
     """A quantile, on the line between neighbours."""
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+    return percentile(values=values, percent=100 * share)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +98,15 @@ class CpuClock:
         """ "wall" or "thread-cpu"."""
         return "thread-cpu" if self.own_time else "wall"
 
-    def time(self, call: Call, *, seconds: float, least: int = LEAST_REPEATS, warm: bool = False) -> Timing:
+    def time(
+        self,
+        call: Call,
+        *,
+        seconds: float,
+        least: int = LEAST_REPEATS,
+        warm: bool = False,
+        rotation: int = 1,
+    ) -> Timing:
         """Repeat until `seconds` have passed; unless warm, the first call does not count."""
         if not warm:
             call(0)
@@ -107,14 +124,40 @@ class CpuClock:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Graph:
+    """A captured CUDA graph: `replay` queues `calls` calls."""
+
+    replay: Callable[[], object]
+    calls: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GpuClock:
     """Events around the replay of a CUDA graph that holds the call some times over."""
 
     device: Any
     name: str = "cuda-graph-events"
 
-    def time(self, call: Call, *, seconds: float, least: int = LEAST_REPEATS, warm: bool = False) -> Timing:
+    def time(
+        self,
+        call: Call,
+        *,
+        seconds: float,
+        least: int = LEAST_REPEATS,
+        warm: bool = False,
+        rotation: int = 1,
+    ) -> Timing:
         """Capture, replay until `seconds` have passed; the first replay only warms up."""
+        graph = self.capture(call, rotation)
+        graph.replay()
+        samples: list[float] = []
+        end = time.perf_counter() + seconds
+        while len(samples) < least or (time.perf_counter() < end and len(samples) < MOST_REPEATS):
+            samples.append(self._elapsed(graph.replay) / graph.calls)
+        return Timing(samples=tuple(samples))
+
+    def capture(self, call: Call, rotation: int = 1) -> Graph:
+        """A graph of as many calls as take GRAPH_S, a whole number of rotations: each starts at 0."""
         import torch
 
         stream: Any = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call,unused-ignore]
@@ -124,17 +167,20 @@ class GpuClock:
                 call(number)
             once = self._elapsed(lambda: call(0))
         torch.cuda.current_stream(self.device).wait_stream(stream)
-        calls = max(1, round(GRAPH_S / max(once, 1e-6)))
-        graph = torch.cuda.CUDAGraph()
+        calls = rotation * max(1, round(GRAPH_S / max(once, 1e-6) / rotation))
+        graph: Any = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             for number in range(calls):
                 call(number)
-        graph.replay()
-        samples: list[float] = []
-        end = time.perf_counter() + seconds
-        while len(samples) < least or (time.perf_counter() < end and len(samples) < MOST_REPEATS):
-            samples.append(self._elapsed(graph.replay) / calls)
-        return Timing(samples=tuple(samples))
+        return Graph(replay=graph.replay, calls=calls)
+
+    def replayed(self, graph: Graph, seconds: float) -> int:
+        """Replay for some seconds, each to its end; → the calls that this made."""
+        made, end = 0, time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            self._elapsed(graph.replay)
+            made += graph.calls
+        return made
 
     def _elapsed(self, call: Callable[[], object]) -> float:
         """Seconds between two events around a call."""

@@ -10,7 +10,7 @@ from capplan.formulas import op_cost
 from capplan.op_costs import Rates
 from capplan.specs import Gpu
 
-COLLECTIVES: Final = ("all_reduce", "all_gather", "all_to_all", "reduce_scatter")
+COLLECTIVES: Final = ("all_reduce", "all_gather", "all_to_all", "reduce_scatter", "send")
 # DeepSeek's latent attention, the only one in the tables: latent + rotary, latent; key and value a head.
 _LATENT: Final = (576, 512)
 _EXPANDED: Final = (192, 128)
@@ -79,7 +79,9 @@ def _mla_decode(table: Table, rates: Rates) -> dict[str, Any]:
 def _mla_prefill(table: Table, rates: Rates) -> dict[str, Any]:
     key, value = _EXPANDED
     given = _taken(table, "sequences", "tokens", "pairs", "heads") | {"k_width": key, "v_width": value}
-    return given | {"cache_bytes": rates.gpu.l2_bytes or 0} | _kv(table, rates)
+    peak = _kv(table, rates)
+    del peak["kv_bits"]  # keys and values are expanded to 16 bits
+    return given | {"cache_bytes": rates.gpu.l2_bytes or 0} | peak
 
 
 def _experts(table: Table, rates: Rates) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any, Final
 from capplan import catalog
 from capplan.calibrate.clock import quantile
 from capplan.errors import InputError
+from capplan.local_calibration import SAME_SIZE
 
 CPUINFO: Final = Path("/proc/cpuinfo")
 CACHES: Final = Path("/sys/devices/system/cpu/cpu0/cache")
@@ -18,7 +19,8 @@ CGROUP_LIMITS: Final = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
-DEFAULT_CACHE_BYTES: Final = 32 << 20
+ASSUMED_CACHE_BYTES: Final = 32 << 20
+"""A last-level cache where the system tells none, as large as most."""
 _UNITS: Final = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -39,14 +41,14 @@ def cpu_name(cpuinfo: Path = CPUINFO) -> str:
     return " ".join(name.replace("(R)", "").replace("(TM)", "").split()) or "unknown CPU"
 
 
-def last_level_cache_bytes(caches: Path = CACHES) -> int:
-    """Of the caches that the first CPU has, the largest."""
+def last_level_cache_bytes(caches: Path = CACHES) -> int | None:
+    """Of the caches that the first CPU has, the largest; None where the system tells none."""
     sizes = []
     for path in caches.glob("index*/size"):
         text = path.read_text().strip()
         if text[:-1].isdigit() and text[-1] in _UNITS:
             sizes.append(int(text[:-1]) * _UNITS[text[-1]])
-    return max(sizes, default=DEFAULT_CACHE_BYTES)
+    return max(sizes, default=None)
 
 
 def memory_bytes(limits: tuple[Path, ...] = CGROUP_LIMITS) -> int:
@@ -76,7 +78,8 @@ def cpu_hardware(threads: int, rates: Mapping[str, float]) -> dict[str, Any]:
     flop = {"bf16": rates["bf16_flop_per_s"], "fp32": rates["fp32_flop_per_s"]}
     if "int8_flop_per_s" in rates:
         flop["int8"] = rates["int8_flop_per_s"]
-    vendor = next((one for one in ("AMD", "Intel", "Apple", "Ampere") if one.lower() in name.lower()), "CPU")
+    words = name.lower().split()
+    vendor = next((one for one in ("AMD", "Intel", "Apple", "Ampere") if one.lower() in words), "CPU")
     return {
         "key": f"cpu-{slug(name)}-{slug(instructions)}-{threads}t",
         "kind": "cpu",
@@ -87,26 +90,40 @@ def cpu_hardware(threads: int, rates: Mapping[str, float]) -> dict[str, Any]:
         "memory_bytes": memory_bytes(),
         "bandwidth_bytes_per_s": rates["read_bytes_per_s"],
         "flop_per_s": flop,
-        "cache_bytes": last_level_cache_bytes(),
+        "cache_bytes": last_level_cache_bytes() or ASSUMED_CACHE_BYTES,
         "units": threads,
     }
 
 
-def gpu_hardware(index: int, rates: Mapping[str, float]) -> dict[str, Any]:
-    """The hardware block of a GPU's profile: the catalog's id where it has one.
-
-    Raises InputError for a slice of a GPU, whose times are no whole GPU's.
-    """
-    import torch
-
-    properties = torch.cuda.get_device_properties(index)
-    if "MIG" in properties.name:
+def refuse_slice(name: str, index: int) -> None:
+    """Raises InputError for a slice of a GPU (MIG), whose times are no whole GPU's."""
+    if "MIG" in name.split():
         raise InputError(
-            f"{properties.name} is a slice of a GPU",
+            f"{name} is a slice of a GPU",
             where=f"--device cuda:{index}",
             hint="profile a whole GPU: a slice shares its memory's bandwidth with the others",
         )
-    identity = catalog.index("gpus").get(catalog.normalised(properties.name))
+
+
+def _catalog_id(name: str, memory_bytes: int) -> str | None:
+    """The catalog's GPU of that name and size: one name may be sold with two sizes of memory."""
+    found = catalog.index("gpus").get(catalog.normalised(name))
+    if found is None or abs(memory_bytes / catalog.load_gpu(found).usable_bytes - 1) > SAME_SIZE:
+        return None
+    return found
+
+
+def gpu_cache_bytes(properties: Any) -> int | None:
+    """The last-level cache by torch's properties of a GPU; None where they tell none."""
+    return int(getattr(properties, "L2_cache_size", 0)) or None
+
+
+def gpu_hardware(index: int, rates: Mapping[str, float]) -> dict[str, Any]:
+    """The hardware block of a GPU's profile: the catalog's id where it has one."""
+    import torch
+
+    properties = torch.cuda.get_device_properties(index)
+    identity = _catalog_id(properties.name, int(properties.total_memory))
     capability = f"{properties.major}.{properties.minor}"
     flop = {name[: -len("_flop_per_s")]: rate for name, rate in rates.items() if name.endswith("_flop_per_s")}
     return {
@@ -119,7 +136,7 @@ def gpu_hardware(index: int, rates: Mapping[str, float]) -> dict[str, Any]:
         "memory_bytes": int(properties.total_memory),
         "bandwidth_bytes_per_s": rates["read_bytes_per_s"],
         "flop_per_s": flop,
-        "cache_bytes": int(getattr(properties, "L2_cache_size", 0)) or DEFAULT_CACHE_BYTES,
+        "cache_bytes": gpu_cache_bytes(properties) or ASSUMED_CACHE_BYTES,
         "units": int(properties.multi_processor_count),
     }
 

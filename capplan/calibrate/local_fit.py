@@ -1,6 +1,6 @@
 """From a device's points to the numbers that predictions read, and how wrong they are on steps held out."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
@@ -60,15 +60,18 @@ def relative(columns: Sequence[Sequence[float]], times: Sequence[float]) -> Arra
 def fit(points: Iterable[Point], shape: LoopShape, gpu: Gpu) -> dict[str, Any]:
     """Everything but the anchors. Raises InputError where points are too few."""
     by_kind: dict[str, list[Point]] = defaultdict(list)
+    reasons: Counter[str] = Counter()
     for each in points:
         if each.void is None and each.us_p50:
             by_kind[each.kind].append(each)
+        elif each.void is not None:
+            reasons[each.void] += 1
     for kind, name in (("gemm", "products"), ("attention", "attention"), ("small", "small kernels")):
         if not by_kind[kind]:
             raise InputError(
-                f"no point of {name} counts: the machine moved too much meanwhile",
+                f"no point of {name} counts: {reasons.most_common(1)[0][0] if reasons else 'none was timed'}",
                 where="capplan profile",
-                hint="run it on an idle machine, or with --clock thread-cpu",
+                hint="run it while nothing else uses the device; a busy CPU goes with --clock thread-cpu",
             )
     made: dict[str, Any] = {"gemm": _gemm(by_kind["gemm"])}
     made["decode_attention"] = _decode(by_kind["attention"], shape, gpu)
@@ -229,7 +232,7 @@ def together(steps: Iterable[Point]) -> list[Point]:
 
 
 def anchors(local: LocalCalibration, model: Model, steps: Sequence[Point]) -> dict[str, Any]:
-    """By dtype: factors of products and attention, and the time a layer, that bring sums to whole steps."""
+    """By dtype: factors of products and attention, and times a layer and a step: from sums to whole steps."""
     made = {}
     for dtype in sorted({each.dtype for each in steps}):
         own = [each for each in steps if each.dtype == dtype]
@@ -241,19 +244,20 @@ def anchors(local: LocalCalibration, model: Model, steps: Sequence[Point]) -> di
             attention = sum(mix.count * costs.decode(mix, each.batch, context) for mix in work.mixes)
             table = StepTable(work, costs, Host())
             whole = table.step_s(decode_sequences=each.batch, kv_tokens=context)
-            rows.append([whole - attention, attention, each.layers * 1e-6])
+            rows.append([whole - attention, attention, each.layers * 1e-6, 1e-6])
         scaled = np.array(rows) / times[:, None]
+        if len({each.layers for each in own}) == 1:
+            scaled = scaled[:, :3]  # what a step adds is not told from what its layers do
         weight = RIDGE * len(own) ** 0.5
-        # Few steps cannot tell the three apart: factors are drawn to 1, the layers' part of a step to 0.
-        ridge = weight * np.diag([1.0, 1.0, float(scaled[:, 2].mean())])
-        wanted = [weight, weight, 0.0]
-        found = nonnegative(np.vstack([scaled, ridge]), np.concatenate([np.ones(len(own)), wanted]))
-        made[dtype] = {
-            "gemm": rounded(float(found[0])),
-            "attention": rounded(float(found[1])),
-            "layer_us": rounded(float(found[2])),
-            "step_us": 0.0,
-        }
+        # Few steps cannot tell them apart: factors are drawn to 1, the parts that are added to 0.
+        added = [float(column.mean()) for column in scaled[:, 2:].T]
+        ridge = weight * np.diag([1.0, 1.0, *added])
+        wanted = [weight, weight, *(0.0 for _ in added)]
+        found = [
+            rounded(float(one))
+            for one in nonnegative(np.vstack([scaled, ridge]), np.concatenate([np.ones(len(own)), wanted]))
+        ]
+        made[dtype] = dict(zip(("gemm", "attention", "layer_us", "step_us"), [*found, 0.0][:4], strict=True))
     return made
 
 

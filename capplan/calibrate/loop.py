@@ -19,12 +19,16 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from capplan.kernels.split_kv import SplitWorkspace
+
 BLOCK_SIZE: Final = 16
 CHUNK: Final = 512
 EPS: Final = 1e-5
 THETA: Final = 500_000.0
 MOST_KV_BYTES: Final = 2 << 30
 """Layers share caches beyond this: each is still far larger than any processor's cache."""
+STEPS: Final = 8
+"""Steps of a run (`advance`) before its sequences start anew."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +132,8 @@ class DecodeLoop:
         """
         import torch
 
+        from capplan.kernels.split_k import largest_workspace
+
         self.shape, self.dtype, self.device, self.kv_dtype = shape, dtype, device, kv_dtype
         self.generator = torch.Generator().manual_seed(seed)
         first = {name: self._matrix(n, k, dtype) for name, (n, k) in shape.linears.items()}
@@ -141,6 +147,9 @@ class DecodeLoop:
         rows = torch.randn(min(shape.vocab, 4096), shape.hidden, generator=self.generator)
         self.embedding = rows.to(device, torch.bfloat16)
         self.norm = torch.ones(shape.hidden, dtype=torch.bfloat16, device=device)
+        # Scratch of a GPU's kernels, which follow one another: it is zeroed once, not in every launch.
+        self.workspace = largest_workspace(self.norm) if device.type == "cuda" else None
+        self.splits: SplitWorkspace | None = None
 
     def _matrix(self, n: int, k: int, dtype: str) -> Matrix:
         return matrix(n=n, k=k, dtype=dtype, device=self.device, generator=self.generator)
@@ -151,10 +160,17 @@ class DecodeLoop:
             self.layers.append({name: made.copy() for name, made in self.layers[0].items()})
             self.shape = replace(self.shape, layers=len(self.layers))
 
-    def start(self, *, batch: int, context: int, seed: int = 1, room: int = 0) -> None:
-        """`batch` sequences of `context` tokens, the one being decoded counted; `room` more may follow."""
+    def start(
+        self, *, batch: int, context: int, seed: int = 1, room: int = STEPS, cold_bytes: int = 0
+    ) -> None:
+        """`batch` sequences of `context` tokens, the one being decoded counted; `room` more may follow.
+
+        With `cold_bytes` there are caches of so many bytes in all, however few the layers: for attention that
+        is timed by itself and must not find its tokens in the processor's cache.
+        """
         import torch
 
+        from capplan.kernels.paged_attention_decode import decode_workspace
         from capplan.kernels.rope import rope_table
 
         shape = self.shape
@@ -165,7 +181,7 @@ class DecodeLoop:
         self.table = ids.view(batch, columns).to(self.device)
         stored = torch.float8_e4m3fn if self.kv_dtype == "fp8" else torch.bfloat16
         one = shape.kv_bytes(blocks * BLOCK_SIZE, stored.itemsize)
-        sets = max(1, min(shape.layers, MOST_KV_BYTES // max(1, one)))
+        sets = max(1, min(shape.layers, MOST_KV_BYTES // max(1, one)), -(-cold_bytes // max(1, one)))
         size = (blocks, BLOCK_SIZE, shape.kv_heads, shape.head_dim)
         first = torch.randn(size, generator=generator)
         first_values = torch.randn(size, generator=generator)
@@ -173,6 +189,7 @@ class DecodeLoop:
             Cache(keys=first.to(self.device, stored), values=first_values.to(self.device, stored))
             for _ in range(sets)
         ]
+        self.context = context
         self.lengths = torch.full((batch,), context, dtype=torch.int32, device=self.device)
         self.positions = self.lengths - 1
         self.rope = rope_table(
@@ -182,6 +199,11 @@ class DecodeLoop:
             0, self.embedding.shape[0], (batch,), generator=generator, dtype=torch.int32
         ).to(self.device)
         self.longest = context + room
+        if self.device.type == "cuda":
+            self.splits = decode_workspace(
+                batch=batch, heads=shape.heads, kv_heads=shape.kv_heads, head_dim=shape.head_dim,
+                longest=self.longest, device=self.norm,
+            )  # fmt: skip
         self.prompt = False
 
     def start_prompt(self, *, tokens: int, seed: int = 1) -> None:
@@ -203,7 +225,8 @@ class DecodeLoop:
         def gathered(blocks: "Tensor") -> "Tensor":
             return blocks[self.table.long()].flatten(1, 2).contiguous()
 
-        return [Cache(keys=gathered(each.keys), values=gathered(each.values)) for each in self.caches]
+        used = self.caches[: len(self.layers)]
+        return [Cache(keys=gathered(each.keys), values=gathered(each.values)) for each in used]
 
     def step(self, *, flat: list[Cache] | None = None) -> "Tensor":
         """One token of every sequence, its keys and values written at `positions`; → the next tokens.
@@ -220,15 +243,15 @@ class DecodeLoop:
         """The step up to the last norm: bf16 [batch, hidden]."""
         from capplan.kernels.silu_mul import silu_mul
 
-        run = self.watch
+        run, space = self.watch, self.workspace
         residual = run("embedding", self.embedded)
         h: Tensor = self.normed(residual)
         for number, layer in enumerate(self.layers):
-            query = run("rope and cache", self.rotated, run("qkv", layer["qkv"], h), number, flat)
+            query = run("rope and cache", self.rotated, run("qkv", layer["qkv"], h, space), number, flat)
             mixed = run("attention", self.attention, query, number, flat)
-            h = run("norm", self.normed, run("o", layer["o"], mixed.flatten(1)), residual)
-            acted = run("activation", silu_mul, run("gate_up", layer["gate_up"], h))
-            h = run("norm", self.normed, run("down", layer["down"], acted), residual)
+            h = run("norm", self.normed, run("o", layer["o"], mixed.flatten(1), space), residual)
+            acted = run("activation", silu_mul, run("gate_up", layer["gate_up"], h, space))
+            h = run("norm", self.normed, run("down", layer["down"], acted, space), residual)
         return h
 
     def embedded(self) -> "Tensor":
@@ -284,24 +307,55 @@ class DecodeLoop:
             return contiguous_attention(query, cache, self.lengths)
         cache = self.caches[number % len(self.caches)]
         made: Tensor = paged_attention_decode(
-            query, cache.keys, cache.values, self.table, self.lengths, max_context=self.longest
+            query,
+            cache.keys,
+            cache.values,
+            self.table,
+            self.lengths,
+            max_context=self.longest,
+            workspace=self.splits,
         )
         return made
 
-    def decode(self, steps: int) -> list[list[int]]:
-        """Greedy decoding: the tokens of `steps` steps, each fed to the next. `start` needs as much room."""
-        made = []
-        for _ in range(steps):
-            self.tokens = self.step() % self.embedding.shape[0]
-            made.append([int(token) for token in self.tokens])
-            self.positions = self.positions + 1
-            self.lengths = self.lengths + 1
+    def at(self, context: int) -> None:
+        """Go to where the sequences are `context` tokens long, the one being decoded counted."""
+        self.lengths.fill_(context)
+        self.positions.fill_(context - 1)
+
+    def fed(self, *, flat: list[Cache] | None = None) -> "Tensor":
+        """A step whose tokens the next one takes; → the tokens. In place, nothing waits for the device."""
+        made = self.step(flat=flat)
+        self.tokens.copy_(made % self.embedding.shape[0])
+        self.positions.add_(1)
+        self.lengths.add_(1)
         return made
+
+    def advance(self, number: int, *, flat: list[Cache] | None = None) -> "Tensor":
+        """Step `number` of runs of STEPS, which a CUDA graph can hold: fed, and each run starts anew.
+
+        `context` is the sequences' length in the middle of a run.
+        """
+        if number % STEPS == 0:
+            self.at(max(1, self.context - (STEPS - 1) // 2))
+        return self.fed(flat=flat)
+
+    def decode(self, steps: int) -> list[list[int]]:
+        """Greedy decoding: the tokens of `steps` steps. `start` needs as much room."""
+        return [[int(token) for token in self.fed()] for _ in range(steps)]
 
     def weight_bytes(self) -> int:
         """Bytes of all weights that a step reads."""
         inside = sum(made.bytes for layer in self.layers for made in layer.values())
         return inside + self.head.bytes
+
+    def kv_bytes(self) -> int:
+        """Bytes of keys and values that one layer's attention reads at `context`."""
+        element = self.caches[0].keys.element_size()
+        return self.shape.kv_bytes(len(self.lengths) * self.context, element)
+
+    def matrix(self, name: str) -> Matrix:
+        """One product's weights, by its name in a step."""
+        return self.head if name == "lm_head" else self.layers[0][name]
 
     def products(self) -> Iterator[tuple[str, list[Matrix]]]:
         """Each product by name with its copies, one a layer, for rotation."""
@@ -324,15 +378,14 @@ def contiguous_attention(query: "Tensor", cache: Cache, lengths: "Tensor") -> "T
         attend: Any = torch.nn.functional.scaled_dot_product_attention
         out: Tensor = attend(query[:, :, None], keys, values, enable_gqa=True)
         return out[:, :, 0]
-    # As the paged route: chunks that stay in cache, fp32 where the CPU does not multiply bf16 itself.
-    product = torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32
-    grouped = query.reshape(batch, kv_heads, heads // kv_heads, head_dim).to(product)
+    # As the paged route: chunks that stay in cache, widened to fp32.
+    grouped = query.reshape(batch, kv_heads, heads // kv_heads, head_dim).float()
     made = []
     for row, length in enumerate(lengths.tolist()):
         chunks = [slice(start, min(start + CHUNK, length)) for start in range(0, length, CHUNK)]
-        parts = (cache.keys[row, chunk].to(product).permute(1, 2, 0) for chunk in chunks)
-        scores = torch.cat([grouped[row] @ part for part in parts], -1).float()
-        weights = torch.softmax(scores.mul_(head_dim**-0.5), dim=-1).to(product)
-        mixed = [weights[..., c] @ cache.values[row, c].to(product).transpose(0, 1) for c in chunks]
+        parts = (cache.keys[row, chunk].float().permute(1, 2, 0) for chunk in chunks)
+        scores = torch.cat([grouped[row] @ part for part in parts], -1)
+        weights = torch.softmax(scores.mul_(head_dim**-0.5), dim=-1)
+        mixed = [weights[..., c] @ cache.values[row, c].float().transpose(0, 1) for c in chunks]
         made.append(torch.stack(mixed).sum(0))
     return torch.stack(made).reshape(batch, heads, head_dim).to(query.dtype)

@@ -5,14 +5,16 @@ killed loses at most the point in flight. A bad point is never dropped, it carri
 """
 
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
+from capplan.calibrate.bench import Conditions
 from capplan.calibrate.clock import Timing
-from capplan.errors import InputError
+from capplan.errors import InputError, shown
 
 MICRO: Final = 1e6
 COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -27,7 +29,10 @@ COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
 
 A step's `use`: anchor, held out, contiguous (its twin without blocks), prompt (one of `context` tokens).
 """
-MEASURED: Final = ("us_p10", "us_p50", "us_p90", "cpu_us", "joules_per_token", "repeats", "noise", "void")
+MEASURED: Final = (
+    "us_p10", "us_p50", "us_p90", "cpu_us", "joules_per_token", "repeats", "noise", "sm_mhz", "power_w",
+    "void",
+)  # fmt: skip
 
 Key = tuple[Any, ...]
 
@@ -36,7 +41,8 @@ Key = tuple[Any, ...]
 class Point:
     """One operation's time in microseconds; `void` says why it does not count, None where it does.
 
-    `noise`: how far a second measurement, right after, was from the first, as a share.
+    `noise`: how far a second measurement, right after, was from the first, as a share. `sm_mhz`, `power_w`:
+    medians of what a GPU said meanwhile.
     """
 
     kind: str
@@ -48,6 +54,8 @@ class Point:
     joules_per_token: float | None = None
     repeats: int = 0
     noise: float | None = None
+    sm_mhz: float | None = None
+    power_w: float | None = None
     void: str | None = None
 
     @property
@@ -67,11 +75,11 @@ class Point:
         return [*self.key, *(getattr(self, name) for name in MEASURED)]
 
 
-def point(kind: str, key: Key, timing: Timing, void: str | None = None) -> Point:
+def point(kind: str, key: Key, timing: Timing, conditions: Conditions | None = None) -> Point:
     """A timed point; a tenth of a microsecond is as far as a clock can be trusted."""
 
     def rounded(seconds: float | None) -> float | None:
-        return None if seconds is None else round(seconds * MICRO, 1)
+        return None if seconds is None else max(0.1, round(seconds * MICRO, 1))
 
     return Point(
         kind=kind,
@@ -81,7 +89,7 @@ def point(kind: str, key: Key, timing: Timing, void: str | None = None) -> Point
         us_p90=rounded(timing.p90_s),
         cpu_us=rounded(timing.cpu_s),
         repeats=len(timing.samples),
-        void=void,
+        **({} if conditions is None else asdict(conditions)),
     )
 
 
@@ -99,18 +107,46 @@ def from_tables(found: Mapping[str, Any], where: str) -> list[Point]:
     made = []
     for kind, table in found.items():
         columns = [*COLUMNS.get(kind, ()), *MEASURED]
-        if kind not in COLUMNS or table.get("cols") != columns:
+        if kind not in COLUMNS or not isinstance(table, Mapping) or table.get("cols") != columns:
             raise InputError(
                 f"points of {kind} with other columns", where=where, hint="profile again with this version"
             )
-        for row in table["rows"]:
+        for row in _rows(table, f"{where}, points.{kind}"):
             if not isinstance(row, list) or len(row) != len(columns):
                 raise InputError(f"a row of {kind} is not complete", where=where, hint="profile again")
+            for name, value in zip(columns, row, strict=True):
+                _value(name, value, f"{where}, points.{kind}")
             count = len(COLUMNS[kind])
             made.append(
                 Point(kind=kind, key=tuple(row[:count]), **dict(zip(MEASURED, row[count:], strict=True)))
             )
     return made
+
+
+_WORDS: Final = ("dtype", "kv", "name", "precision", "use", "op", "backend")
+_COUNTS: Final = ("round", "context", "repeats")
+
+
+def _rows(table: Mapping[str, Any], where: str) -> list[Any]:
+    rows = table.get("rows")
+    if not isinstance(rows, list):
+        raise InputError("no rows", where=where, hint="profile again")
+    return rows
+
+
+def _value(name: str, value: Any, where: str) -> None:
+    """Refuse a value that its column cannot hold: words, counts from 0 or 1, times above 0."""
+    if name in MEASURED and value is None:
+        return
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if name in _WORDS or name == "void":
+        fits = isinstance(value, str) and value.isprintable()
+    elif name in MEASURED and name not in _COUNTS:
+        fits = number and value >= 0 and (value > 0 or not name.startswith("us_"))
+    else:
+        fits = isinstance(value, int) and number and value >= (0 if name in _COUNTS else 1)
+    if not fits:
+        raise InputError(f"{name} is {shown(value)}", where=where, hint="profile again")
 
 
 class Journal:
@@ -130,14 +166,19 @@ class Journal:
                 found = _parsed(line) or {}
                 made = Point(**{**found, "key": tuple(found["key"])})
                 self.points[(made.kind, made.key)] = made
+        part = path.with_name(path.name + ".part")
+        whole = [dict(header), *(_line(each) for each in self.points.values())]
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self.file: IO[str] = path.open("w", encoding="utf-8")
+            # Replaced as a whole: what is there is not lost where this is the moment of a kill.
+            with part.open("w", encoding="utf-8") as file:
+                file.writelines(json.dumps(line) + "\n" for line in whole)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, path)
+            self.file: IO[str] = path.open("a", encoding="utf-8")
         except OSError as error:
             raise unwritable(path, error) from None
-        self._write(dict(header))
-        for each in self.points.values():
-            self._write(_line(each))
 
     def _same(self, found: Mapping[str, Any], header: Mapping[str, Any]) -> None:
         for name, value in header.items():

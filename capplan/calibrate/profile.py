@@ -3,22 +3,24 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from capplan import catalog, model_source
 from capplan.calibrate import collectives_bench, hardware, telemetry
+from capplan.calibrate.bench import Bench
 from capplan.calibrate.clock import Canary, Clock, GpuClock
 from capplan.calibrate.loop import LoopShape, loop_shape
 from capplan.calibrate.points import Journal, Point
 from capplan.calibrate.profile_file import document, save, software
 from capplan.calibrate.profile_question import ProfileQuestion, Say, cpu_clock, runs_as
-from capplan.calibrate.run import Bench, MachineBusyError, Profiler, Progress
+from capplan.calibrate.run import MachineBusyError, Profiler, Progress
 from capplan.calibrate.step_check import check_step
 from capplan.errors import ExtraMissingError, InputError
 from capplan.specs import Model
+from capplan.units import format_bytes
 
 PIP: str = "pip install 'capplan[profile]'"
 
@@ -105,8 +107,80 @@ def profile(
     model = model_source.load(question.model)
     shape = loop_shape(model)
     device = device_of(question.device, torch)
+    collectives = _collectives(question, device, say)
     with subnormals_flushed(torch, device):
-        return _profile(question, torch, model, shape, device, path_of=path_of, resume=resume, say=say)
+        try:
+            return _profile(
+                question, torch, model, shape, device, collectives, path_of=path_of, resume=resume, say=say
+            )
+        except MachineBusyError as busy:
+            say("others use this CPU: again with one thread, timed by its own CPU time")
+            left = question.budget_s - busy.seconds
+            question = replace(question, clock="thread-cpu", threads=1, budget_s=max(30.0, left))
+        return _profile(
+            question, torch, model, shape, device, collectives, path_of=path_of, resume=False, say=say
+        )
+
+
+def _collectives(question: ProfileQuestion, device: Any, say: Say) -> list[Point]:
+    """Points over several devices: before all else, because torchrun's other processes wait for them."""
+    if question.ranks == 1 and not question.launched:
+        return []
+    say("collectives")
+    if question.launched:
+        return collectives_bench.measure_here(device.type)
+    return collectives_bench.measure(ranks=question.ranks, device_type=device.type)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """How a device is timed: its clock, its cache (None: not known), how its state is read, what to tell."""
+
+    clock: Clock
+    threads: int
+    cache_bytes: int | None
+    read: Callable[[], telemetry.State]
+    every_s: float | None = None
+    share: float = 1.0
+    idle: Mapping[str, float] = field(default_factory=dict)
+    software: Mapping[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def larger_than_bytes(self) -> int:
+        """What buffers must exceed to be cold: the last-level cache, assumed where the system tells none."""
+        return self.cache_bytes or hardware.ASSUMED_CACHE_BYTES
+
+
+def cpu_setting(question: ProfileQuestion, say: Say) -> Setting:
+    """A CPU: the wall or one thread's own time, and the load average."""
+    clock, share = cpu_clock(question, hardware.cpu_threads(), say)
+    return Setting(
+        clock=clock, threads=clock.threads, cache_bytes=hardware.last_level_cache_bytes(),
+        read=telemetry.CpuTelemetry().read, share=share,
+    )  # fmt: skip
+
+
+def gpu_setting(device: Any, torch: Any, sleep: Callable[[float], None] = time.sleep) -> Setting:
+    """A GPU: graphs, and NVML where it answers. Raises InputError for a slice of a GPU."""
+    properties = torch.cuda.get_device_properties(device)
+    hardware.refuse_slice(properties.name, device.index)
+    clock, warnings = GpuClock(device=device), []
+    if getattr(properties, "is_integrated", False):
+        warnings.append("the GPU's memory is the system's own: what the CPU does slows it down")
+    cache = hardware.gpu_cache_bytes(properties)
+    found = telemetry.gpu_telemetry(device.index)
+    if isinstance(found, str):
+        warnings.append(f"{found}: clocks, power and other processes are not known, and void no point")
+        return Setting(
+            clock=clock, threads=1, cache_bytes=cache, read=telemetry.State, warnings=tuple(warnings)
+        )
+    driver = found.driver()
+    return Setting(
+        clock=clock, threads=1, cache_bytes=cache, read=found.read, every_s=telemetry.EVERY_S,
+        idle=telemetry.idle(found.read, sleep, seconds=telemetry.IDLE_S),
+        software={} if driver is None else {"driver": driver}, warnings=tuple(warnings),
+    )  # fmt: skip
 
 
 def _profile(
@@ -115,6 +189,7 @@ def _profile(
     model: Model,
     shape: LoopShape,
     device: Any,
+    collectives: Sequence[Point],
     *,
     path_of: Callable[[str], Path],
     resume: bool,
@@ -129,75 +204,60 @@ def _profile(
         raise InputError(f"no KV cache in {wrong[0]}", where="--kv-dtypes", hint="bf16, fp8")
     started = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     torch.manual_seed(question.seed)
-    warnings: list[str] = []
-    clock: Clock
-    if device.type == "cpu":
-        own_clock, share = cpu_clock(question, hardware.cpu_threads(), say)
-        clock, threads, cache = own_clock, own_clock.threads, hardware.last_level_cache_bytes()
-        read = telemetry.CpuTelemetry().read
-    else:
-        clock, share, threads = GpuClock(device=device), 1.0, 1
-        cache = int(torch.cuda.get_device_properties(device).L2_cache_size)
-        found = telemetry.gpu_telemetry(device.index)
-        read = found.read if found else telemetry.State
-        if found is None:
-            warnings.append("nvidia-ml-py does not answer: clocks, power and other processes are not known")
+    setting = cpu_setting(question, say) if device.type == "cpu" else gpu_setting(device, torch)
+    clock, warnings = setting.clock, list(setting.warnings)
+    assumed = [] if setting.cache_bytes else ["cache_bytes"]
+    if assumed:
+        size = format_bytes(setting.larger_than_bytes)
+        warnings.append(f"the system does not tell the last-level cache: {size} are assumed")
     say("ceilings: memory bandwidth and FLOP rate")
     with torch.inference_mode():
         rates = hardware.ceilings(
-            device, lambda call, seconds: clock.time(call, seconds=seconds).samples, cache
+            device, lambda call, seconds: clock.time(call, seconds=seconds).samples, setting.larger_than_bytes
         )
     block = (
-        hardware.cpu_hardware(threads, rates)
+        hardware.cpu_hardware(setting.threads, rates)
         if device.type == "cpu"
         else hardware.gpu_hardware(device.index, rates)
     )
-    if device.type == "cuda" and getattr(torch.cuda.get_device_properties(device), "is_integrated", False):
-        warnings.append("the GPU's memory is the system's own: what the CPU does slows it down")
     path = path_of(block["key"])
     header = {
-        "hardware": block["key"], "model": question.model_label, "clock": clock.name, "threads": threads,
-        "seed": question.seed,
+        "hardware": block["key"], "model": question.model_label, "clock": clock.name,
+        "threads": setting.threads, "seed": question.seed,
     }  # fmt: skip
-    journal = Journal(path.with_name(path.name + ".points.jsonl"), header, resume=resume)
+    kept = path.with_name(path.name + ".points.jsonl")
+    if kept.is_file() and not resume:
+        count = len(kept.read_text(encoding="utf-8", errors="replace").splitlines()) - 1
+        say(f"anew: {max(0, count)} points of a run that was stopped are given up (--resume keeps them)")
+    journal = Journal(kept, header, resume=resume)
+    for made in collectives:
+        journal.add(made)
     with torch.inference_mode():
         checks = _checked(formats, shape, device, warnings)
-        canary = Canary(clock, _canary(torch, device, cache))
+        canary = Canary(clock, _canary(torch, device, setting.larger_than_bytes))
     bench = Bench(
-        device=device, clock=clock, threads=threads, canary=canary, read_state=read,
-        read_bytes_per_s=rates["read_bytes_per_s"], cache_bytes=cache,
+        device=device, clock=clock, threads=setting.threads, canary=canary, read_state=setting.read,
+        read_bytes_per_s=rates["read_bytes_per_s"], cache_bytes=setting.larger_than_bytes,
+        every_s=setting.every_s,
     )  # fmt: skip
     profiler = Profiler(question, model, bench, journal, Progress(say, question.budget_s), begun)
-    try:
-        profiler.run(formats)
-    except MachineBusyError:
-        say("others use this CPU: again with one thread, timed by its own CPU time")
-        left = question.budget_s - (time.perf_counter() - begun)
-        again = replace(question, clock="thread-cpu", threads=1, budget_s=max(30.0, left))
-        return profile(again, path_of=path_of, say=say)
-    if question.ranks > 1 or question.launched:
-        say("collectives")
-        for made in (
-            collectives_bench.measure_here(device.type)
-            if question.launched
-            else collectives_bench.measure(ranks=question.ranks, device_type=device.type)
-        ):
-            journal.add(made)
+    profiler.run(formats)
     points = list(journal.points.values())
     about = {
-        "software": software(torch),
+        "software": {**software(torch), **setting.software},
         "run": {
             "started": started,
             "seconds": round(time.perf_counter() - begun),
             "model": question.model_label,
             "formats": formats,
             "clock": clock.name,
-            "threads": threads,
+            "threads": setting.threads,
             "seed": question.seed,
             "canary_spread": round(canary.spread, 4),
-            "cpu_share": round(share, 3),
+            "cpu_share": round(setting.share, 3),
+            **({"assumed": assumed} if assumed else {}),
         },
-        "state": telemetry.summary(profiler.states),
+        "state": telemetry.summary(bench.states) | ({"idle": dict(setting.idle)} if setting.idle else {}),
         "ceilings": {name: float(f"{rate:.4g}") for name, rate in rates.items()},
         "checks": checks,
     }
@@ -205,7 +265,7 @@ def _profile(
     data = document(points, model, hardware=block, about=about)
     save(data, path)
     journal.done()
-    warnings += profiler.warnings
+    warnings += dict.fromkeys(profiler.warnings)
     warnings += [
         f"{name}: no step held out counts, so its error is not known; run it again on a quiet machine"
         for name, dtype in formats.items()

@@ -49,7 +49,7 @@ def document(
     held_out = local_fit.together(steps)
     base: dict[str, Any] = {
         "schema": local_calibration.SCHEMA,
-        "id": "",
+        "id": "this-run",
         "origin": local_calibration.LOCAL,
         "hardware": dict(hardware),
         **about,
@@ -108,6 +108,10 @@ def points_of(local: LocalCalibration, where: str) -> list[Point]:
     return from_tables(local.data.get("points", {}), where)
 
 
+def _run(local: LocalCalibration, key: str) -> Any:
+    return local.data.get("run", {}).get(key)
+
+
 def model_of(local: LocalCalibration, where: str, given: str | None = None) -> Model:
     """The model whose steps a file holds; `given` where the catalog has no such name."""
     name = given or local.data.get("run", {}).get("model")
@@ -122,7 +126,9 @@ def verify(path: Path, model_name: str | None = None) -> list[dict[str, Any]]:
     where = str(path)
     model = model_of(local, where, model_name)
     rows = []
-    for each in local_fit.together(points_of(local, where)):
+    steps = local_fit.together(points_of(local, where))
+    _same_model(local, model, steps, where)
+    for each in steps:
         made = local_fit.predicted_s(local, model, each)
         rows.append(
             {
@@ -142,6 +148,20 @@ def verify(path: Path, model_name: str | None = None) -> list[dict[str, Any]]:
     return rows
 
 
+def _same_model(local: LocalCalibration, model: Model, steps: Sequence[Point], where: str) -> None:
+    """Refuse steps that are not the model's: more layers than it has, or products of other shapes."""
+    shape = loop_shape(model)
+    wanted = {f"{n} x {k}" for n, k in shape.linears.values()}
+    for each in steps:
+        timed = local.fit["gemm"].get(each.dtype, {}).get(local_calibration.LOCAL, {}).get("shapes", {})
+        if each.layers > shape.layers or not wanted <= set(timed):
+            raise InputError(
+                f"its steps are not those of {model.name}",
+                where=where,
+                hint="--model NAME, the model that was profiled",
+            )
+
+
 def merge(paths: Sequence[Path]) -> dict[str, Any]:
     """One file of several runs on one kind of device with one model: all their points, fitted together.
 
@@ -151,7 +171,7 @@ def merge(paths: Sequence[Path]) -> dict[str, Any]:
     for path, other in zip(paths[1:], others, strict=True):
         for name, mine, theirs in (
             ("hardware", first.hardware_key, other.hardware_key),
-            *((key, first.data["run"].get(key), other.data["run"].get(key)) for key in ("model", "clock")),
+            *((key, _run(first, key), _run(other, key)) for key in ("model", "clock", "threads")),
         ):
             if mine != theirs:
                 raise InputError(
@@ -159,6 +179,8 @@ def merge(paths: Sequence[Path]) -> dict[str, Any]:
                     where=str(path),
                     hint="merge like files",
                 )
+    if first.data.get("run") is None:
+        raise InputError("it does not say how it was measured", where=str(paths[0]), hint="profile again")
     points: list[Point] = []
     for path, each in zip(paths, (first, *others), strict=True):
         points += points_of(each, str(path))

@@ -1,24 +1,20 @@
 """One profile from start to end: ceilings, points of every format, whole steps, and the file made of them."""
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
 
-from capplan.calibrate import telemetry
-from capplan.calibrate.clock import CANARY_LIMIT, Canary, Clock, Timing
-from capplan.calibrate.loop import DecodeLoop, loop_shape
-from capplan.calibrate.operations import timed
-from capplan.calibrate.points import Journal, Point, point
+from capplan.calibrate.bench import Bench, Conditions
+from capplan.calibrate.clock import GpuClock, Timing
+from capplan.calibrate.loop import STEPS, DecodeLoop, loop_shape
+from capplan.calibrate.operations import product, timed
+from capplan.calibrate.points import Journal, Key, Point, point
 from capplan.calibrate.profile_question import ProfileQuestion, Say
-from capplan.calibrate.weights import matrix
+from capplan.calibrate.weights import Matrix, matrix, rotated
 from capplan.specs import Model
 
-if TYPE_CHECKING:
-    import torch
-
-RETRIES: Final = 2
-"""A point that the canary voids is timed again so many times."""
 RESERVE: Final = 0.06
 """Share of the budget that is left for the fit."""
 GRID_SHARE: Final = 0.32
@@ -37,6 +33,11 @@ HELD_OUT: Final = (
     (12, 200),
     (24, 150),
 )
+SHALLOW: Final = ((1, 128), (2, 512), (4, 128))
+"""Of the grid, the steps that are timed with half of the layers too."""
+DEEP: Final = ((1, 256), (3, 256))
+DEEP_HELD_OUT: Final = ((1, 600), (2, 300))
+"""Steps of the whole model, where the grid has fewer layers: they tell how far a cut model carries."""
 PROMPTS: Final = (64, 256, 1024)
 QUICK_PROMPTS: Final = (32, 128)
 # (n, k) of --grid general, beside the model's own, and its m.
@@ -47,6 +48,8 @@ PROMPTS_HELD_OUT: Final = (24, 48)
 PROMPT_LAYERS: Final = 2
 ENERGY_S: Final = 2.0
 """The counter ticks every 20 to 100 ms: shorter, and the error passes 5 %."""
+ENERGY_AT: Final = ((1, 400), (6, 500), (24, 150))
+"""Of the steps held out, those whose energy is read."""
 STEP_S: Final = 0.3
 OP_S: Final = 0.05
 """How long a whole step, and an operation by itself, are timed at least."""
@@ -62,21 +65,12 @@ LEAST_BATCH: Final = 4
 """Batches up to this are measured however little time there is."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bench:
-    """The device with its clock: what a run times with."""
-
-    device: "torch.device"
-    clock: Clock
-    threads: int
-    canary: Canary
-    read_state: Callable[[], telemetry.State]
-    read_bytes_per_s: float
-    cache_bytes: int
-
-
 class MachineBusyError(Exception):
-    """Others use the CPU: the wall clock says nothing here."""
+    """Others use the CPU: the wall clock says nothing here. `seconds` went by until that was known."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(seconds)
+        self.seconds = seconds
 
 
 class Profiler:
@@ -93,8 +87,10 @@ class Profiler:
     ) -> None:
         self.question, self.model, self.bench, self.journal = question, model, bench, journal
         self.progress = progress
-        self.states: list[telemetry.State] = []
         self.head: Any = None
+        self.workspace: Any = None
+        self.by_memory = 0
+        self.begun = begun
         self.end = begun + question.budget_s * (1 - RESERVE)
         self.warnings: list[str] = []
 
@@ -125,7 +121,9 @@ class Profiler:
             # All of it twice: the machine drifts, and a fit to one moment drifts with it.
             half = begun + (last - begun) / 2
             most = self.grid(loop, precision, 0, begun + GRID_SHARE * (last - begun))
-            self.rows(loop, most)
+            self.shallow(loop, precision)
+            self.deep(loop, precision)
+            self.rows(loop, precision, most)
             self.held_out(loop, precision, 0, most, half)
             self.grid(loop, precision, 1, last, most)
             self.held_out(loop, precision, 1, most, last)
@@ -139,27 +137,33 @@ class Profiler:
 
         generator = torch.Generator().manual_seed(self.question.seed)
         for n, k in GENERAL:
-            self.progress.show(f"{precision} {n} x {k}", self.left_s)
             one = matrix(n=n, k=k, dtype=dtype, device=self.bench.device, generator=generator)
-            sets = [one.copy() for _ in range(max(2, min(32, 3 * self.bench.cache_bytes // one.bytes)))]
-            for m in GENERAL_ROWS:
-                if ("gemm", (dtype, m, n, k, 0, 0)) in self.journal.points or self.left_s < 0:
-                    continue
-                x = torch.randn(m, k, device=self.bench.device).to(torch.bfloat16)
-                before, moved = self.bench.read_state(), self.bench.canary.moved()
-                call = lambda i, x=x, all=sets: all[i % len(all)](x)  # noqa: E731
-                made = self.bench.clock.time(call, seconds=OP_S)
-                void = self.void(max(moved, self.bench.canary.moved()), before)
-                self.journal.add(point("gemm", (dtype, m, n, k, 0, 0), made, void))
+            self.products(dtype, precision, [one], GENERAL_ROWS)
+
+    def products(self, dtype: str, precision: str, matrices: list[Matrix], rows: tuple[int, ...]) -> None:
+        """Products of like matrices by themselves, over data that no cache holds, at each missing m."""
+        n, k = matrices[0].n, matrices[0].k
+        missing = [m for m in rows if ("gemm", (dtype, m, n, k, 0, 0)) not in self.journal.points]
+        sets = rotated(matrices, self.bench.cold_bytes) if missing else matrices
+        for m in missing:
+            if self.left_s < 0:
+                return
+            self.progress.show(f"{precision} {n} x {k}, m {m}", self.left_s)
+            made, conditions = self.bench.watched(
+                partial(product, sets, m, self.bench.clock, seconds=OP_S, least=3, workspace=self.workspace),
+                until=self.end,
+            )
+            found = point("gemm", (dtype, m, n, k, 0, 0), made, conditions)
+            self.journal.add(replace(found, void=found.void or self.impossible(sets[0].bytes, found)))
 
     def loop(self, dtype: str, end: float) -> DecodeLoop:
         """As many layers as memory holds and the time allows: the whole model, where it can be."""
         shape = loop_shape(self.model)
         few = replace(shape, layers=min(PROBE_LAYERS, shape.layers))
         loop = DecodeLoop(few, dtype=dtype, device=self.bench.device, head=self.head, seed=self.question.seed)
-        self.head = loop.head
+        self.head, self.workspace = loop.head, loop.workspace
         layer = sum(made.bytes for made in loop.layers[0].values())
-        by_memory = int(self.room_bytes() // layer)
+        by_memory = self.by_memory = int(self.room_bytes() // layer)
         loop.start(batch=1, context=128)
         loop.step()
         begun = time.perf_counter()
@@ -169,8 +173,13 @@ class Profiler:
         loop.step()
         rest_s = max(0.0, time.perf_counter() - begun - layer_s * few.layers)
         by_time = int(((end - time.perf_counter()) / STEPS_A_FORMAT - rest_s) / layer_s)
-        found = [one.layers for one in self.journal.of("step") if one.dtype == dtype and one.use == "anchor"]
-        wanted = found[0] if found else min(shape.layers, by_memory, max(LEAST_LAYERS, by_time))
+        grid = {(1, 128), (2, 512)}  # of a run that was stopped: neither deep nor cut alone
+        found = [
+            one.layers
+            for one in self.journal.of("step")
+            if one.dtype == dtype and one.use == "anchor" and (one.batch, one.context) in grid
+        ]
+        wanted = max(found) if found else min(shape.layers, by_memory, max(LEAST_LAYERS, by_time))
         try:
             loop.extend(wanted)
         except (RuntimeError, MemoryError) as error:
@@ -210,21 +219,59 @@ class Profiler:
             return
         if not self.started(loop, key, batch, context):
             return
-        for _ in range(1 + RETRIES):
-            self.progress.show(f"{precision} b{batch} c{context}", self.left_s)
-            loop.step()  # the first pass is discarded
-            before, moved = self.bench.read_state(), self.bench.canary.moved()
-            found = timed(loop, self.bench.clock, step_s=STEP_S, op_s=OP_S)
-            whole = self.bench.clock.time(lambda _: loop.step(), seconds=STEP_S, warm=True)
-            moved = max(moved, self.bench.canary.moved())
-            void = self.void(moved, before)
-            if void is None or time.perf_counter() > self.end:
-                break
+        self.progress.show(f"{precision} b{batch} c{context}", self.left_s)
+        loop.step()  # the first pass is discarded
+
+        def both() -> tuple[dict[str, Timing], Timing]:
+            loop.at(context)
+            found = timed(loop, self.bench.clock, step_s=STEP_S, op_s=OP_S, cold_bytes=self.bench.cold_bytes)
+            loop.at(context)
+            return found, self.bench.clock.time(loop.advance, seconds=STEP_S, warm=True, rotation=STEPS)
+
+        (found, whole), conditions = self.bench.watched(both, until=self.end)
         for name, each in found.items():
-            made = self.named(loop, name, batch, context, turn, each)
-            self.journal.add(replace(made, void=void or self.impossible(loop, made)))
-        self.journal.add(point("step", key, whole, void))
+            made = self.named(loop, name, batch, context, turn, each, conditions)
+            if made.void is None and made.kind in ("gemm", "attention") and self.cold(loop):
+                read = loop.kv_bytes() if name == "attention" else loop.matrix(name).bytes
+                made = replace(made, void=self.impossible(read, made))
+            self.journal.add(made)
+        self.journal.add(point("step", key, whole, conditions))
         self.refuse_busy()
+
+    def cold(self, loop: DecodeLoop) -> bool:
+        """Whether a product finds none of its weights in the cache: on a CPU a step's others come between."""
+        return self.bench.device.type == "cuda" or loop.weight_bytes() >= self.bench.cold_bytes
+
+    def shallow(self, loop: DecodeLoop, precision: str) -> None:
+        """Steps of half as many layers: anchors that tell what a layer adds from what every step does."""
+        layers, shape = loop.layers, loop.shape
+        loop.layers = layers[: max(1, len(layers) // 2)]
+        loop.shape = replace(shape, layers=len(loop.layers))
+        for batch, context in SHALLOW:
+            self.step(loop, precision, batch, context, "anchor", 0)
+        loop.layers, loop.shape = layers, shape
+
+    def deep(self, loop: DecodeLoop, precision: str) -> None:
+        """A few steps of the whole model, or what memory holds of it, where the grid has fewer layers.
+
+        Without them nothing tells how far a cut model's steps carry.
+        """
+        layers, shape = loop.layers, loop.shape
+        most = min(self.model.layers, self.by_memory)
+        if most <= len(layers):
+            return
+        loop.layers = list(layers)
+        try:
+            loop.extend(most)
+            for use, places in (("anchor", DEEP), ("held out", DEEP_HELD_OUT)):
+                for batch, context in places:
+                    self.step(loop, precision, batch, context, use, 0)
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory(error):
+                raise
+            self.warnings.append(f"memory holds {len(loop.layers)} of {most} layers in {loop.dtype}")
+        finally:
+            loop.layers, loop.shape = layers, shape
 
     def refuse_busy(self) -> None:
         """MachineBusyError where the wall clock was not named and most of the first steps are void."""
@@ -232,36 +279,39 @@ class Profiler:
         voided = sum(one.void is not None and one.void != "out of memory" for one in steps)
         first = self.question.clock == "auto" and len(steps) <= FIRST_STEPS
         if first and self.bench.clock.name == "wall" and voided >= 2 and 2 * voided > len(steps):
-            raise MachineBusyError
+            raise MachineBusyError(time.perf_counter() - self.begun)
 
-    def rows(self, loop: DecodeLoop, most: int) -> None:
+    def rows(self, loop: DecodeLoop, precision: str, most: int) -> None:
         """Products at more m: kernels take rows in blocks, and a line between two m misses it."""
-        import torch
+        wanted = tuple(m for m in EXTRA_ROWS if m <= most)
+        for name, matrices in loop.products():
+            if name != "lm_head":
+                self.products(loop.dtype, precision, matrices, wanted)
 
-        for m in EXTRA_ROWS:
-            if m > most:
-                continue
-            for name, (n, k) in loop.shape.linears.items():
-                key = (loop.dtype, m, n, k, 0, 0)
-                if ("gemm", key) in self.journal.points:
-                    continue
-                before, moved = self.bench.read_state(), self.bench.canary.moved()
-                x = torch.randn(m, k, device=loop.device).to(torch.bfloat16)
-                call = lambda i, x=x, name=name: loop.layers[i % len(loop.layers)][name](x)  # noqa: E731
-                made = self.bench.clock.time(call, seconds=OP_S, least=3)
-                void = self.void(max(moved, self.bench.canary.moved()), before)
-                self.journal.add(point("gemm", key, made, void))
-
-    def named(self, loop: DecodeLoop, name: str, m: int, context: int, turn: int, made: Timing) -> Point:
+    def named(
+        self,
+        loop: DecodeLoop,
+        name: str,
+        m: int,
+        context: int,
+        turn: int,
+        made: Timing,
+        conditions: Conditions,
+    ) -> Point:
         """A timing by the operation's name in the loop, as a point."""
         shape = loop.shape
+        key: Key
         if name == "lm_head":
-            return point("gemm", ("bf16", m, shape.vocab, shape.hidden, context, turn), made)
-        if name in shape.linears:
-            return point("gemm", (loop.dtype, m, *shape.linears[name], context, turn), made)
-        if name == "attention":
-            return point("attention", (loop.kv_dtype, m, context, turn), made)
-        return point("small", (name, m, m * shape.small_bytes[name], context, turn), made)
+            kind, key = "gemm", ("bf16", m, shape.vocab, shape.hidden, context, turn)
+        elif name in shape.linears:
+            kind, key = "gemm", (loop.dtype, m, *shape.linears[name], context, turn)
+        elif name == "attention" and loop.prompt:
+            kind, key = "prefill", (m, loop.dtype)
+        elif name == "attention":
+            kind, key = "attention", (loop.kv_dtype, m, context, turn)
+        else:
+            kind, key = "small", (name, m, m * shape.small_bytes[name], context, turn)
+        return point(kind, key, made, conditions)
 
     def held_out(self, loop: DecodeLoop, precision: str, turn: int, most: int, end: float) -> None:
         """Whole steps that no fit sees, and the same without blocks for two of them."""
@@ -286,30 +336,30 @@ class Profiler:
         if ("step", key) in self.journal.points or not self.started(loop, key, batch, context):
             return
         flat = loop.contiguous() if use == "contiguous" else None
-        for _ in range(1 + RETRIES):
-            self.progress.show(f"{precision} b{batch} c{context} {use}", self.left_s)
-            before, moved = self.bench.read_state(), self.bench.canary.moved()
-            made = self.bench.clock.time(lambda _: loop.step(flat=flat), seconds=STEP_S, least=LEAST_STEPS)
-            void = self.void(max(moved, self.bench.canary.moved()), before)
-            if void is None or time.perf_counter() > self.end:
-                break
-        energy = self.joules_per_token(loop, batch) if use == "held out" and not turn else None
-        self.journal.add(replace(point("step", key, made, void), joules_per_token=energy))
+        self.progress.show(f"{precision} b{batch} c{context} {use}", self.left_s)
+        made, conditions = self.bench.watched(
+            lambda: self.bench.clock.time(
+                lambda number: loop.advance(number, flat=flat),
+                seconds=STEP_S,
+                least=LEAST_STEPS,
+                rotation=STEPS,
+            ),
+            until=self.end,
+        )
+        told = use == "held out" and not turn and (batch, context) in ENERGY_AT
+        energy = self.joules_per_token(loop, batch) if told else None
+        self.journal.add(replace(point("step", key, made, conditions), joules_per_token=energy))
 
     def joules_per_token(self, loop: DecodeLoop, batch: int) -> float | None:
-        """Energy of a GPU over ENERGY_S of steps, launched one by one; None where no counter tells."""
-        before = self.bench.read_state().energy_j
-        if before is None:
+        """Energy of a GPU over ENERGY_S of replayed steps; None where no counter tells."""
+        clock = self.bench.clock
+        if not isinstance(clock, GpuClock) or self.bench.read_state().energy_j is None:
             return None
-        import torch
-
-        steps, end = 0, time.perf_counter() + ENERGY_S
-        while time.perf_counter() < end:
-            loop.step()
-            torch.cuda.synchronize(self.bench.device)
-            steps += 1
-        after = self.bench.read_state().energy_j
-        return None if after is None else round((after - before) / (steps * batch), 6)
+        graph = clock.capture(loop.advance, STEPS)
+        before = self.bench.read_state().energy_j or 0.0
+        steps = clock.replayed(graph, ENERGY_S)
+        after = self.bench.read_state().energy_j or 0.0
+        return round((after - before) / (steps * batch), 6) if after > before else None
 
     def _step_key(
         self, loop: DecodeLoop, precision: str, batch: int, context: int, use: str, turn: int = 0
@@ -319,7 +369,9 @@ class Profiler:
     def started(self, loop: DecodeLoop, key: Any, batch: int, context: int) -> bool:
         """Make the sequences' caches; False, and a void point, where memory does not hold them."""
         try:
-            loop.start(batch=batch, context=context)
+            # Operations are timed one by one on a GPU only: on a CPU the rest of a step comes between.
+            cold = self.bench.cold_bytes if self.bench.device.type == "cuda" else 0
+            loop.start(batch=batch, context=context, cold_bytes=cold)
             return True
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error):
@@ -341,50 +393,32 @@ class Profiler:
                 break
             begun = time.perf_counter()
             loop.start_prompt(tokens=tokens)
-            for _ in range(1 + RETRIES):
-                self.progress.show(f"{precision} prompt of {tokens}", self.left_s)
-                before, moved = self.bench.read_state(), self.bench.canary.moved()
-                found = timed(loop, self.bench.clock, step_s=STEP_S, op_s=OP_S)
-                void = self.void(max(moved, self.bench.canary.moved()), before)
-                if void is None:
-                    break
+            self.progress.show(f"{precision} prompt of {tokens}", self.left_s)
+            found, conditions = self.bench.watched(
+                lambda: timed(
+                    loop, self.bench.clock, step_s=STEP_S, op_s=OP_S, cold_bytes=self.bench.cold_bytes
+                ),
+                until=self.end,
+            )
             for name, each in found.items():
-                made = self.named(loop, name, tokens, 0, 0, each)
-                if name == "attention":
-                    made = point("prefill", (tokens, loop.dtype), each)
-                self.journal.add(replace(made, void=void))
+                self.journal.add(self.named(loop, name, tokens, 0, 0, each, conditions))
             last = time.perf_counter() - begun
         for tokens in PROMPTS_HELD_OUT:
             loop.start_prompt(tokens=tokens)
             self.progress.show(f"{precision} prompt of {tokens}, held out", self.left_s)
-            before, moved = self.bench.read_state(), self.bench.canary.moved()
-            whole_step = self.bench.clock.time(
-                lambda _: loop.head(loop.hidden_state()[-1:]), seconds=0.0, least=1, warm=True
+            whole_step, conditions = self.bench.watched(
+                lambda: self.bench.clock.time(
+                    lambda _: loop.head(loop.hidden_state()[-1:]), seconds=0.0, least=1, warm=True
+                ),
+                until=self.end,
             )
-            void = self.void(max(moved, self.bench.canary.moved()), before)
-            self.journal.add(
-                point("step", self._step_key(loop, precision, 1, tokens, "prompt"), whole_step, void)
-            )
+            key = self._step_key(loop, precision, 1, tokens, "prompt")
+            self.journal.add(point("step", key, whole_step, conditions))
         loop.layers, loop.shape = whole, shape
 
-    def void(self, moved: float, before: telemetry.State) -> str | None:
-        """Why what was just timed does not count."""
-        after = self.bench.read_state()
-        self.states += [before, after]
-        if moved > CANARY_LIMIT:
-            return f"canary moved {moved:.0%}"
-        return telemetry.void_reason(before, after)
-
-    def impossible(self, loop: DecodeLoop, made: Point) -> str | None:
-        """A product that read its weights faster than memory gives them: a bug, not a result."""
-        if made.kind != "gemm" or not made.us_p50:
-            return None
-        _, _, n, k, *_ = made.key
-        matrices = [*loop.layers[0].values(), loop.head]
-        size = next(one.bytes for one in matrices if (one.n, one.k) == (n, k))
-        if size * loop.shape.layers < 3 * self.bench.cache_bytes:
-            return None
-        share = size / made.seconds / self.bench.read_bytes_per_s
+    def impossible(self, read_bytes: int, made: Point) -> str | None:
+        """Weights or a cache read faster than memory gives them: a bug, not a result."""
+        share = read_bytes / made.seconds / self.bench.read_bytes_per_s if made.us_p50 else 0.0
         return f"{share:.0%} of measured bandwidth" if share > 1 else None
 
 

@@ -70,6 +70,19 @@ def split(table: SmallBatchTable) -> tuple[list[SmallBatchRun], list[SmallBatchR
     )
 
 
+HEADER: Final = """\
+# Fitted, not read: capplan.calibrate.small_batch_file.fit_small_batch wrote this file.
+# One sequence alone. A backend: whether several GPUs hold whole layers or share each (split), host time of a
+# kernel launch (launch_us) and of an all-reduce (collective_us), fractions of the rates that the KV cache
+# (kv) and a prompt's attention reach. A family of formats on it: fractions of the memory's bandwidth and of
+# plain arithmetic in decoding, of matrix arithmetic in prompts; runs 0: none was measured, borrowed from the
+# engine, the platform and the family apart. hop_us: from one GPU's layers to the next; board_launch: launches
+# by a single-board computer over those of a desktop.
+# error: measured / predicted speed, each card by numbers fitted on the others.
+# No range of versions is claimed: four of five rows of llama.cpp state none, and no other engine's do.
+"""
+
+
 def digest(fit: Mapping[str, Any]) -> str:
     """The hash of a fit: SHA-256 over its canonical JSON."""
     return hashlib.sha256(json.dumps(fit, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
@@ -79,8 +92,7 @@ def as_yaml(data: Mapping[str, Any]) -> str:
     """The file's text."""
     import yaml
 
-    text = "# Fitted, not read: capplan.calibrate.small_batch_file.fit_small_batch wrote this file.\n"
-    return text + yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=110)
+    return HEADER + yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=110)
 
 
 def _materialised(

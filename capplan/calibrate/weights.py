@@ -1,5 +1,6 @@
 """A weight matrix in one of the formats that can be profiled, with the kernel that multiplies it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -8,6 +9,8 @@ from capplan.errors import InputError
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+    from capplan.kernels.split_k import SplitKWorkspace
 
 GROUP: Final = 128
 POOL: Final = 1 << 22
@@ -24,8 +27,11 @@ class Matrix:
     k: int
     parts: tuple[Any, ...]
 
-    def __call__(self, x: "Tensor") -> "Tensor":
-        """x bf16 [m, k] → bf16 [m, n]; 8-bit kernels quantise x first, as they do in a model."""
+    def __call__(self, x: "Tensor", workspace: "SplitKWorkspace | None" = None) -> "Tensor":
+        """x bf16 [m, k] → bf16 [m, n]; 8-bit kernels quantise x first, as they do in a model.
+
+        `workspace`: a GPU's scratch, without which a split product zeroes some of its own every time.
+        """
         import torch
 
         made: Tensor
@@ -36,25 +42,26 @@ class Matrix:
         elif self.dtype == "w4a16":
             from capplan.kernels.w4a16_gemm import w4a16_gemm
 
-            made = w4a16_gemm(x, self.parts[0])
+            made = w4a16_gemm(x, self.parts[0], workspace=workspace)
         elif self.dtype == "w8a16":
             from capplan.kernels.w8a16_gemm import w8a16_gemm
 
-            made = w8a16_gemm(x, *self.parts)
+            made = w8a16_gemm(x, *self.parts, workspace=workspace)
         else:
             from capplan.kernels.quantize_rows import quantize_rows
             from capplan.kernels.w8a8_gemm import w8a8_gemm
 
             values, scales = quantize_rows(x, torch.int8 if self.dtype == "int8" else torch.float8_e4m3fn)
-            made = w8a8_gemm(values, self.parts[0], scales, self.parts[1])
+            made = w8a8_gemm(values, self.parts[0], scales, self.parts[1], workspace=workspace)
         return made
 
     @property
     def bytes(self) -> int:
         """Bytes that a product reads."""
-        return sum(part.numel() * part.element_size() for part in self._tensors())
+        return sum(part.numel() * part.element_size() for part in self.tensors())
 
-    def _tensors(self) -> "list[Tensor]":
+    def tensors(self) -> "list[Tensor]":
+        """What a product reads of it."""
         if self.dtype == "w4a16":
             held = self.parts[0]
             return [each for each in (held.packed, held.scales, held.zeros) if each is not None]
@@ -81,6 +88,13 @@ class Matrix:
         else:
             made = self.parts[0].float() * self.parts[1][:, None]
         return made
+
+
+def rotated(matrices: Sequence[Matrix], least_bytes: int) -> list[Matrix]:
+    """Like matrices, with copies until they have `least_bytes` in all: no cache then finds one again."""
+    missing = least_bytes - sum(each.bytes for each in matrices)
+    copies = max(0, -(-missing // matrices[0].bytes))
+    return [*matrices, *(matrices[0].copy() for _ in range(copies))]
 
 
 def matrix(*, n: int, k: int, dtype: str, device: "torch.device", generator: "torch.Generator") -> Matrix:

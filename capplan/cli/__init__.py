@@ -14,6 +14,7 @@ from capplan.errors import CapplanError, ExitStatus, InputError, did_you_mean
 COMMANDS: Final = {
     "vram": ("vram", "vram"),
     "latency": ("latency", "latency"),
+    "simulate": ("simulate", "simulate"),
     "profile": ("profile", "profile"),
     "cost": ("cost", "cost"),
     "prices": ("prices", "prices"),

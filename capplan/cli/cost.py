@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def cost(
-    gpu: Annotated[str, typer.Option(help="GPU: h100, a100-sxm-80gb, rtx-4090…")],
+    gpu: Annotated[str, typer.Option(help="GPU: h100, a100-sxm-80gb, rtx-4090…; or --profile FILE.")] = "",
     gpus: Annotated[int | None, typer.Option(help="GPUs of the fleet (one replica).")] = None,
     model: Annotated[str | None, typer.Option(help="Catalog name or size (8b), or a path.")] = None,
     precision: Annotated[str, typer.Option(help="Weight format; auto: the checkpoint's.")] = "auto",
@@ -30,7 +30,9 @@ def cost(
     ep: Annotated[int, typer.Option(help="Groups that share the experts.")] = 1,
     engine: Annotated[str, typer.Option(help="vllm, sglang, tensorrt-llm, tgi.")] = "vllm",
     engine_version: Annotated[str | None, typer.Option(help="Such as 0.24.")] = None,
-    profile: Annotated[str, typer.Option(help="Calibration: auto, a name, or a file.")] = "auto",
+    profile: Annotated[
+        str, typer.Option(help="Calibration: auto, a name; or a file, with its GPU.")
+    ] = "auto",
     output_token_per_s: Annotated[float | None, typer.Option(help="Measured speed of the fleet.")] = None,
     price: Annotated[float | None, typer.Option(help="USD per GPU and hour.")] = None,
     term: Annotated[str, typer.Option(help="on-demand, spot, 1yr, 3yr, owned.")] = "on-demand",

@@ -138,6 +138,7 @@ def _report(path: Path, compare_to: str | None, output: OutputFormat, model: str
     rows = verify(path, model)
     local = local_calibration.read(path)
     if output is OutputFormat.JSON:
+        points = points_of(local, str(path))
         write_json(
             {
                 "schema": "capplan.profile/1",
@@ -147,9 +148,12 @@ def _report(path: Path, compare_to: str | None, output: OutputFormat, model: str
                 "run": dict(local.data.get("run", {})),
                 "error": dict(local.error),
                 "held_out": rows,
-                "achieved": profile_report.achieved(local, points_of(local, str(path))),
+                "achieved": profile_report.achieved(local, points),
                 "speed_up": profile_report.speed_ups(local),
-                "paging": profile_report.paging(points_of(local, str(path))),
+                "paging": profile_report.paging(points),
+                "energy": profile_report.energy(points),
+                "idle_power_w": local.data.get("state", {}).get("idle", {}).get("power_w"),
+                "warnings": profile_report.warnings(local, points),
             }
         )
     elif output is OutputFormat.TABLE:

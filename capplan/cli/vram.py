@@ -47,6 +47,7 @@ def vram(
     lora: Annotated[list[str] | None, typer.Option(help="Adapter: path, or rank=16,targets=q_proj.")] = None,
     lora_slots: Annotated[int | None, typer.Option(help="Adapters served at once.")] = None,
     draft_model: Annotated[str | None, typer.Option(help="Draft model: name, path, or mtp.")] = None,
+    profile: Annotated[str | None, typer.Option(help="File of a profiled device: its memory.")] = None,
     calibration: Annotated[str | None, typer.Option(help="Overhead measured by doctor --save.")] = None,
     online: Annotated[bool, typer.Option("--online", help="Ask the Hugging Face Hub for it.")] = False,
     engine: Annotated[str | None, typer.Option(help=_ENGINE)] = None,
@@ -98,6 +99,7 @@ def vram(
         draft_model=draft_model,
         online=online,
         calibration=calibration,
+        profile=profile,
         visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
         engine=engine,
         engine_flags=engine_flags(

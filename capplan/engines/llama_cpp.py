@@ -4,7 +4,7 @@ llama.cpp has no memory fraction: it allocates the weights of the layers on the 
 context and a compute buffer, and fails where one of them does not fit. The buffers are llama_cpp_buffers';
 the defaults and the compute rule of a build are in profiles/engines/llama-cpp.yaml.
 `EngineFlags.max_model_len` is the context of one request (--ctx-size is that × --parallel, unless the cache
-is unified), `max_num_batched_tokens` is --ubatch-size, and tp × pp GPUs share the layers.
+is unified), `max_num_batched_tokens` is --batch-size and --ubatch-size, and tp × pp GPUs share the layers.
 """
 
 import re
@@ -47,6 +47,12 @@ def build_number(version: str | None) -> int:
             hint="a build number such as b9272",
         )
     return int(found.group(1))
+
+
+def default_slots(version: str | None) -> int:
+    """Slots of a build where --parallel is left out. Raises as build_number."""
+    defaults: Mapping[str, int] = _profile()["defaults"]["auto_slots"]
+    return defaults["slots"] if build_number(version) >= defaults["since"] else 1
 
 
 def compute_rule(build: int) -> tuple[buffers.ComputeRule, Rule]:
@@ -165,8 +171,7 @@ def plan(
         kv_bits=flags.kv_bits,
         extra=extra_bytes,
     )
-    slots = defaults["auto_slots"]["slots"] if build >= defaults["auto_slots"]["since"] else 1
-    sequences = flags.max_num_seqs or slots
+    sequences = flags.max_num_seqs or default_slots(flags.version)
     unified = flags.max_num_seqs is None and build >= defaults["auto_slots"]["since"]
     fits_itself = build >= defaults["fit"]["since"]
     margin = defaults["fit"]["margin_mib"] * MIB
@@ -220,6 +225,11 @@ def plan(
             Flag(name="ctx_size", value=context.total_cells, source=sources["context"]),
             Flag(name="parallel", value=sequences, source="asked" if flags.max_num_seqs else "default"),
             Flag(name="kv_unified", value=unified, source="default"),
+            Flag(
+                name="batch_size",
+                value=flags.max_num_batched_tokens or defaults["batch"],
+                source="asked" if flags.max_num_batched_tokens else "default",
+            ),
             Flag(
                 name="ubatch_size",
                 value=server.ubatch,

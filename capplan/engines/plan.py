@@ -136,13 +136,14 @@ class EnginePlan:
     @property
     def step_sequences(self) -> int | None:
         """Most sequences of one step, whatever the engine calls that; None where it has no such limit."""
-        return self._limit("max_num_seqs", "max_running_requests", "max_batch_size")
+        return self._limit("max_num_seqs", "max_running_requests", "max_batch_size", "parallel")
 
     @property
     def step_tokens(self) -> int | None:
         """Most tokens of one step (or of its prompts)."""
         return self._limit(
-            "max_num_batched_tokens", "chunked_prefill_size", "max_num_tokens", "max_batch_prefill_tokens"
+            *("max_num_batched_tokens", "chunked_prefill_size", "max_num_tokens"),
+            *("max_batch_prefill_tokens", "batch_size"),
         )
 
     def _limit(self, *names: str) -> int | None:

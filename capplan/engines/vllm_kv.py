@@ -118,7 +118,7 @@ class KvPool:
         return found * unit or None
 
     def limits(self) -> Iterator[tuple[int, int | None]]:
-        """Tokens a block and the most blocks of a decoding request, by group; None: as many as it has tokens."""
+        """Tokens a block and the most blocks of a decoding request, by group; None: as long as it is."""
         for group in self.groups:
             most = group.blocks(LONGEST, in_flight=1, encoder_tokens=self.encoder_tokens)
             size = group.block_size or 1

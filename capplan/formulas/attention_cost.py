@@ -37,9 +37,10 @@ def decode_attention_s(
     bytes_per_s: float,
     sms: int,
     fit: Mapping[str, float],
+    queries: Number = 1,
     cache_bytes: Number = 0.0,
 ) -> Number:
-    """Time of attention of one query token a sequence over its cache, in seconds.
+    """Time of attention of one query token a sequence (or a few) over its cache, in seconds.
 
         t = t0 + chain · (context / 1024)^¼ + soft(tiles, memory, work, serial · context)
         tiles  = batch · kv_heads · tile · (1 + group · heads/kv_heads) / SMs
@@ -47,11 +48,14 @@ def decode_attention_s(
         work   = 2 · heads · (k + v) · kv_tokens / (compute · peak)
 
     context = kv_tokens / batch. `serial` is the time a token of a kernel that does not split a sequence.
+    `queries` tokens a sequence (verified drafts) read the cache once, like so many times the heads.
     With `own_` numbers, groups outside 2 … 32 run a kernel that reads the cache once a query head.
     `cache_bytes`: cache that may hold keys and values from the call before; 0 in a model.
     Holds for: sequences of like length. Source: fits of measured kernels.
     """
     width = k_width + v_width
+    own_group = heads / kv_heads  # by which an engine chooses the kernel
+    heads = heads * queries
     group = heads / kv_heads
     context = kv_tokens / divisor(batch)
     stored = kv_heads * width * kv_tokens * kv_bits / 8
@@ -71,7 +75,7 @@ def decode_attention_s(
     time = fit["t0_us"] * MICROSECOND + start + soft_maximum(first=body, second=longest, p=fit["p"])
     if "own_t0_us" not in fit:
         return time
-    alone = (group < GROUPED[0]) | (group > GROUPED[1])
+    alone = (own_group < GROUPED[0]) | (own_group > GROUPED[1])
     own_tiles = batch * heads * fit["own_tile_us"] * MICROSECOND / sms
     own_memory = read * group / (fit["own_memory"] * bytes_per_s)
     own = fit["own_t0_us"] * MICROSECOND + start
@@ -168,7 +172,6 @@ def mla_prefill_s(
     heads: Number,
     k_width: Number,
     v_width: Number,
-    kv_bits: float,
     flop_per_s: float,
     bytes_per_s: float,
     sms: int,
@@ -178,7 +181,8 @@ def mla_prefill_s(
     """Time of latent attention of a prompt, in seconds: keys and values expanded to every head.
 
     Prefill attention with as many KV heads as heads, `k_width` and `v_width` a head (192 and 128 in
-    DeepSeek's). Holds for: the attention core alone, not its projections. Source: fits of measured kernels.
+    DeepSeek's), in 16 bits whatever the cache holds. Holds for: the attention core alone, not its
+    projections. Source: fits of measured kernels.
     """
     return prefill_attention_s(
         sequences=sequences,

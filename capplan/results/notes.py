@@ -17,10 +17,13 @@ class RunNotes:
 
     `warnings` are the collector's own doubts about the row. `flags` are the server's, by name without
     dashes, "" for a switch; underscores read as dashes. `p99_ttft_s` and the like are in `more`, by name.
-    `prefill_worker`, `decode_worker`: the two sides of a disaggregated deployment, by name.
+    `origin`: whose runs they are. `varied`: lengths are means of different ones. `prefill_worker`,
+    `decode_worker`: the two sides of a disaggregated deployment, by name.
     """
 
     text: str
+    origin: str | None = None
+    varied: bool = False
     statistic: str = "mean"
     warnings: tuple[str, ...] = ()
     attention_dp: bool | None = None
@@ -59,6 +62,8 @@ def read_notes(text: str) -> RunNotes:
     )
     return RunNotes(
         text=text,
+        origin=_after(r"(?:^|; )origin=([^;]+)", text),
+        varied="isl/osl are means" in lowered,
         statistic=_statistic(lowered),
         warnings=tuple(warning.strip() for warning in _WARN.findall(text)),
         attention_dp=_attention_dp(dp, flags, lowered),

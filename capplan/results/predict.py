@@ -9,27 +9,26 @@ from typing import Any, Final, Generic, TypeVar
 from capplan import engine_speed
 from capplan.engine_speed import Behaviour
 from capplan.engines import plan as engines
+from capplan.engines.kv_dtype import AUTO, kv_dtype
 from capplan.engines.plan import EngineFlags, EnginePlan
 from capplan.errors import InputError
 from capplan.formulas import serving
-from capplan.formulas.serving import Served, Traffic
+from capplan.formulas.serving import Served
 from capplan.kv import kv_layout
 from capplan.results.measured import MeasuredRun
 from capplan.results.subject import Subject
+from capplan.results.workload import attention_dp, fp8_cache, poll_steps, requests_of, traffic_of
 from capplan.specs import Format, Gpu, Model, Parallelism
 from capplan.split import Rank
-from capplan.step import StepTable, compile
+from capplan.step import Host, StepTable, compile
 from capplan.weights import weight_budget
 
 T = TypeVar("T")
 
 # Whose scheduler and kernels stand for an engine that capplan does not know.
 STAND_IN: Final = "vllm"
-# Beside weights and KV cache where an engine's own rules refuse: activations, graphs, context.
-_BESIDE_BYTES: Final = 4e9
 # Where weights alone fill the default share of the memory, operators raise it.
 _RAISED: Final = 0.95
-_SHARE: Final = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,16 +67,26 @@ def layout_of(run: MeasuredRun, subject: Subject) -> tuple[Parallelism, int] | U
         return Parallelism(tp=tp), max(1, run.n_gpu // tp)
     notes, pp, tp, dp = run.notes, run.pp or 1, run.tp, 1
     gpus = run.n_gpu or tp * pp
-    if notes.attention_dp:
+    ranked = notes.attention_dp or (attention_dp(run) and _has_experts(subject.model))
+    if ranked:
         dp = notes.attention_dp_ranks or max(1, gpus // pp)
         # A server's --tp-size counts the ranks of all attention groups.
         if tp * dp * pp > gpus:
             tp = max(1, gpus // (dp * pp))
-    ep = notes.moe_ep or (dp if notes.attention_dp and notes.moe_tp is None else 1)
+    ep = notes.moe_ep or (dp if ranked and notes.moe_tp is None else 1)
     if (tp * dp) % ep:
         return Unanswered(reason="expert groups do not divide the GPUs")
     parallel = Parallelism(tp=tp, pp=pp, dp=dp, ep=ep)
     return parallel, max(1, gpus // parallel.gpus)
+
+
+@cache
+def _has_experts_of(model: "_Key[Model]") -> bool:
+    return any(tensor.role == "experts" for group in model.of.groups for tensor in group.layer.tensors())
+
+
+def _has_experts(model: Model) -> bool:
+    return _has_experts_of(_Key(model))
 
 
 def _least_tp(subject: Subject, gpus: int) -> int:
@@ -102,7 +111,8 @@ def predict(
     `speed` stands in for profiles/calibrations/serving.yaml.
     """
     if run.mode == "disagg_closed_loop":
-        return Unanswered(reason="separate prefill and decode workers")
+        # Published tables of such runs leave out how many workers of each kind shared the load.
+        return Unanswered(reason="separate prefill and decode workers of unknown number")
     if run.isl is None or run.osl is None:
         return Unanswered(reason="no token counts")
     layout = layout_of(run, subject)
@@ -110,20 +120,29 @@ def predict(
         return layout
     parallel, replicas = layout
     engine = run.engine if run.engine in engines.ENGINES else STAND_IN
-    own = engine_speed.behaviour(engine, subject.gpu, version=run.engine_version, data=speed)
-    kv_bits = kv_bits_of(subject, engine)
+    own = engine_speed.behaviour(
+        engine,
+        subject.gpu,
+        version=run.engine_version,
+        experts=_has_experts(subject.model),
+        attention_ranks=parallel.dp,
+        data=speed,
+    )
+    kv_bits = 8.0 if subject.kv is None and fp8_cache(run, subject) else kv_bits_of(subject, engine)
     try:
-        table = _table(subject, parallel, engine, kv_bits)
+        table = _table(subject, parallel, engine, kv_bits, own.host)
         plan = _plan(run, subject, parallel, engine, kv_bits)
     except InputError as error:
         return Unanswered(reason=error.message)
+    if plan.pool_bytes <= 0 and run.mode != "static_batch":
+        return Unanswered(reason="the weights leave no room for a KV cache")
     notes = run.notes
     scheduling = replace(
         own.scheduling,
-        max_num_seqs=(notes.max_num_seqs or plan.max_num_seqs) * parallel.dp,
+        max_num_seqs=_sequences(notes.max_num_seqs, plan.max_num_seqs, engine, parallel.dp),
         max_num_batched_tokens=(notes.max_num_batched_tokens or plan.max_num_batched_tokens) * parallel.dp,
+        poll_steps=float(poll_steps(run, subject)),
     )
-    table.host = own.host
     served = _answer(
         run,
         table,
@@ -134,6 +153,13 @@ def predict(
     if isinstance(served, Unanswered):
         return served
     return Prediction(served=served, parallel=parallel, replicas=replicas, behaviour=own)
+
+
+def _sequences(stated: int | None, default: int, engine: str, ranks: int) -> int:
+    """Sequences of all attention ranks; SGLang's --max-running-requests is over all of them."""
+    if stated is not None and engine == "sglang":
+        return stated
+    return (stated or default) * ranks
 
 
 def _answer(
@@ -147,7 +173,7 @@ def _answer(
     """The run's kind of load on one replica."""
     assert run.isl is not None
     assert run.osl is not None
-    traffic = Traffic(isl=run.isl, osl=run.osl)
+    traffic = traffic_of(run, run.isl, run.osl)
     users = None if run.concurrency is None else max(1.0, run.concurrency / replicas)
     if run.mode == "static_batch":
         if users is None:
@@ -173,7 +199,8 @@ def _answer(
             requests=counted / replicas,
             kv_pool_tokens=kv_pool_tokens,
         )
-    requests = None if run.notes.requests is None else run.notes.requests / replicas
+    stated = requests_of(run)
+    requests = None if stated is None else stated / replicas
     if users is None:
         return serving.burst(
             step_s=table.step_s,
@@ -185,35 +212,37 @@ def _answer(
     if requests is not None:
         users = min(users, requests)
         traffic = replace(traffic, requests_per_user=max(1.0, requests / users))
-    return serving.closed_loop(
+    served = serving.closed_loop(
         step_s=table.step_s,
         traffic=traffic,
         scheduling=scheduling,
         users=users,
         kv_pool_tokens=kv_pool_tokens,
     )
+    if requests is None:
+        return served
+    # Over the whole run: at its end ever fewer users have a request under way.
+    slots = min(scheduling.max_num_seqs, max(1, round(users)))
+    whole = serving.burst(
+        step_s=table.step_s,
+        traffic=traffic,
+        scheduling=replace(scheduling, max_num_seqs=slots),
+        requests=requests,
+        kv_pool_tokens=kv_pool_tokens,
+    )
+    return replace(
+        served,
+        request_per_s=whole.request_per_s,
+        output_token_per_s=whole.output_token_per_s,
+        total_token_per_s=whole.total_token_per_s,
+    )
 
 
 def kv_bits_of(subject: Subject, engine: str) -> float:
-    """Bits of a KV element: as the run says, as the checkpoint carries, else 16.
-
-    TensorRT-LLM's checkpoints of 8 and 4 bit arithmetic (ModelOpt) carry an FP8 cache.
-    """
+    """Bits of a KV element: as the run says, else the engine's choice for these weights."""
     if subject.kv is not None:
         return subject.kv.effective_bits
-    if engine == "tensorrt-llm" and _arithmetic(subject) in ("fp8", "fp4"):
-        return 8
-    own = subject.model.quantization
-    if subject.weights is None and own is not None and own.kv_format is not None:
-        return 8
-    return 16
-
-
-def _arithmetic(subject: Subject) -> str:
-    """What most of the weights are multiplied in."""
-    own = subject.model.quantization
-    stored = subject.weights or (own.rules[-1][1] if own is not None and own.rules else None)
-    return "16-bit" if stored is None else stored.arithmetic
+    return kv_dtype(AUTO, subject.model, subject.weights, engine=engine)[0].effective_bits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,9 +252,6 @@ class _Limits:
     max_num_seqs: int
     max_num_batched_tokens: int
     pool_bytes: float
-
-
-_PLAIN_LIMITS: Final = _Limits(max_num_seqs=256, max_num_batched_tokens=8192, pool_bytes=0.0)
 
 
 def _plan(run: MeasuredRun, subject: Subject, parallel: Parallelism, engine: str, kv_bits: float) -> _Limits:
@@ -266,14 +292,13 @@ def _planned(
     held = _weights_bytes(model.of, weights.of, parallel)
     if held is None:
         raise InputError("the model does not split so", where="tp, ep", hint="another layout")
-    total = gpu.of.usable_bytes
 
     def asked(share: float | None, release: str | None) -> EnginePlan:
         return engines.plan(
             engine,
             model.of,
             weights_bytes=round(held),
-            total_bytes=total,
+            total_bytes=gpu.of.usable_bytes,
             gpu=gpu.of,
             flags=EngineFlags(
                 version=release,
@@ -284,23 +309,24 @@ def _planned(
             ),
         )
 
-    plan: EnginePlan | None = None
-    for share in (None, _RAISED):
-        for release in dict.fromkeys((version, None)):
-            try:
-                plan = asked(share, release)
-                break
-            except InputError:
-                continue
-        if plan is not None and plan.kv_pool.value > 0.02 * total:
-            break
-    pool = float(plan.kv_pool.value) if plan is not None else 0.0
-    if pool <= 0.02 * total:
-        pool = max(0.02 * total, _RAISED * total - held - _BESIDE_BYTES)
+    def known(share: float | None) -> EnginePlan:
+        """By the version's own rules; one that has none ("nightly-dev") counts as the newest."""
+        try:
+            return asked(share, version)
+        except InputError:
+            if version is None:
+                raise
+            return asked(share, None)
+
+    plan = known(None)
+    if plan.starts is False or plan.kv_pool.value <= 0:
+        plan = known(_RAISED)
+    if plan.step_sequences is None or plan.step_tokens is None:
+        raise InputError(f"the limits of a step of {engine} are not known", where="engine", hint="vllm")
     return _Limits(
-        max_num_seqs=(plan.step_sequences if plan is not None else None) or 256,
-        max_num_batched_tokens=(plan.step_tokens if plan is not None else None) or 8192,
-        pool_bytes=pool,
+        max_num_seqs=plan.step_sequences,
+        max_num_batched_tokens=plan.step_tokens,
+        pool_bytes=float(plan.kv_pool.value),
     )
 
 
@@ -322,11 +348,12 @@ def _pool_tokens(
     return limits.pool_bytes / each * context * parallel.dp if each else math.inf
 
 
-_tables: dict[tuple[int, str, int, Parallelism, str, float], StepTable] = {}
+_tables: dict[tuple[object, ...], StepTable] = {}
 
 
-def _table(subject: Subject, parallel: Parallelism, engine: str, kv_bits: float) -> StepTable:
-    key = (id(subject.model), subject.gpu.id, id(subject.weights), parallel, engine, kv_bits)
+def _table(subject: Subject, parallel: Parallelism, engine: str, kv_bits: float, host: Host) -> StepTable:
+    """The step times; what they keep holds for all hosts that fuse alike."""
+    key = (id(subject.model), subject.gpu.id, id(subject.weights), parallel, engine, kv_bits, host.fused)
     if key not in _tables:
         _tables[key] = compile(
             subject.model,
@@ -336,4 +363,5 @@ def _table(subject: Subject, parallel: Parallelism, engine: str, kv_bits: float)
             parallel=parallel,
             engine=engine,
         )
+    _tables[key].host = host
     return _tables[key]

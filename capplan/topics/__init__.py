@@ -9,6 +9,7 @@ from capplan.topics.kv_cache import KV_CACHE
 from capplan.topics.one_user import ONE_USER
 from capplan.topics.quantization import QUANTIZATION
 from capplan.topics.serving import SERVING
+from capplan.topics.simulation import SIMULATION
 from capplan.topics.speed import SPEED
 from capplan.topics.topic import Line, Topic
 
@@ -23,4 +24,5 @@ TOPICS: Final[tuple[Topic, ...]] = (
     *ONE_USER,
     *BATCHING,
     *COST,
+    *SIMULATION,
 )

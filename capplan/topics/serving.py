@@ -66,12 +66,21 @@ def _open() -> tuple[Line, ...]:
 
 def _bursts() -> tuple[Line, ...]:
     all_at_once = serving.burst(step_s=_step_s, traffic=_TRAFFIC, scheduling=_PLAIN, requests=512)
+    drain = queueing.draining_steps(requests=1000, mean_steps=200, variation=1.0)
     together = serving.static_batch(step_s=_step_s, traffic=_TRAFFIC, scheduling=_PLAIN, batch=8)
     return (
         Line(
             "64 prompts at once, 8 a step of 0.48 s: mean TTFT",
             queueing.burst_ttft_s(requests=64, together=8, chunk_s=0.48),
             "s",
+        ),
+        Line(
+            "the longest of 1,000 answers of 200 steps on average", sum(steps for _, steps in drain), "step"
+        ),
+        Line(
+            "a stall before the second token, of answers of 200: mean of TPOT over TPOT of the means",
+            queueing.mean_of_ratios(steps=1, mean_steps=200, variation=1.0),
+            "1",
         ),
         Line("512 requests at once, 256 slots: tokens out", all_at_once.output_token_per_s, "token/s"),
         Line("one static batch of 8, from start to end", together.e2e_s, "s"),
@@ -116,7 +125,13 @@ SERVING: Final[tuple[Topic, ...]] = (
     topic(
         "burst",
         "Everything at once: bursts and batches",
-        (serving.burst, queueing.burst_ttft_s, serving.static_batch),
+        (
+            serving.burst,
+            queueing.burst_ttft_s,
+            queueing.draining_steps,
+            queueing.mean_of_ratios,
+            serving.static_batch,
+        ),
         _bursts,
         aliases=("start-burst", "offline-batch"),
         command="capplan latency --model 8b --gpu h100 --requests 1000",

@@ -3,7 +3,7 @@
 from statistics import fmean
 from typing import Final
 
-from capplan.formulas import latency, memory, roofline
+from capplan.formulas import latency, memory, roofline, speculative
 from capplan.topics.kv_cache import LLAMA_3_8B
 from capplan.topics.quantization import A100_BYTES_PER_S, A100_FLOP_PER_S, WIDE
 from capplan.topics.topic import Line, Topic, topic
@@ -132,6 +132,20 @@ def _percentiles() -> tuple[Line, ...]:
     )
 
 
+def _drafts() -> tuple[Line, ...]:
+    made = speculative.tokens_per_step(drafted=3, acceptance_rate=0.7)
+    return (
+        Line("3 drafted, each accepted by 0.7: tokens a step", made, "token"),
+        Line("of the drafted, accepted", (made - 1) / 3, "1"),
+        Line("70B in fp16 at 2.0 TB/s, drafts for nothing: TPOT", _read_s(_70B_FP16) / made, "s"),
+        Line(
+            "3 drafted, each accepted by 0.2: tokens a step",
+            speculative.tokens_per_step(drafted=3, acceptance_rate=0.2),
+            "token",
+        ),
+    )
+
+
 def _reading() -> tuple[Line, ...]:
     pace = latency.reading_tpot_s()
     return (
@@ -158,6 +172,7 @@ SPEED: Final[tuple[Topic, ...]] = (
         (roofline.arithmetic_intensity, roofline.gemm_flop, roofline.gemm_bytes, roofline.ridge_intensity),
         _phases,
         aliases=("prefill", "decode", "prefill-decode", "two-phases", "arithmetic-intensity"),
+        command="capplan latency --model 8b --gpu h100 --concurrency 32",
     ),
     topic(
         "roofline",
@@ -165,6 +180,7 @@ SPEED: Final[tuple[Topic, ...]] = (
         (roofline.bound_s, roofline.compute_bound_s),
         _roofline,
         aliases=("bound", "compute-bound", "physics"),
+        command="capplan latency --model 8b --gpu h100 --bounds",
     ),
     topic(
         "bandwidth-trap",
@@ -172,6 +188,7 @@ SPEED: Final[tuple[Topic, ...]] = (
         (roofline.bandwidth_bound_s, memory.weight_bytes, latency.throughput_token_per_s),
         _trap,
         aliases=("memory-bound", "hbm", "decode-ceiling", "bandwidth-bound"),
+        command="capplan latency --model 70b --gpu a100-sxm-80gb --precision fp16 --bounds",
     ),
     topic(
         "kv-cache-purpose",
@@ -225,6 +242,7 @@ SPEED: Final[tuple[Topic, ...]] = (
             ),
         ),
         aliases=("time-to-first-token", "first-token"),
+        command="capplan latency --model 8b --gpu h100 --concurrency 32",
     ),
     topic(
         "tpot",
@@ -238,6 +256,7 @@ SPEED: Final[tuple[Topic, ...]] = (
             ),
         ),
         aliases=("time-per-output-token", "itl", "inter-token-latency"),
+        command="capplan latency --model 8b --gpu h100 --concurrency 32",
     ),
     topic(
         "e2e",
@@ -251,6 +270,7 @@ SPEED: Final[tuple[Topic, ...]] = (
             ),
         ),
         aliases=("latency", "end-to-end", "t-total", "total-latency"),
+        command="capplan latency --model 8b --gpu h100 --concurrency 32",
     ),
     topic(
         "throughput",
@@ -264,6 +284,7 @@ SPEED: Final[tuple[Topic, ...]] = (
             ),
         ),
         aliases=("tokens-per-second", "aggregate-throughput"),
+        command="capplan latency --model 8b --gpu h100 --concurrency 32",
     ),
     topic(
         "latency-throughput",
@@ -272,6 +293,7 @@ SPEED: Final[tuple[Topic, ...]] = (
         _trade,
         holds="Llama-3-8B in fp16, 4,096 tokens a user, bounds of an A100.",
         aliases=("trade-off", "batch-size", "batch-sweep"),
+        command="capplan latency --model 8b --gpu h100 --concurrency 32",
     ),
     topic(
         "slo",
@@ -279,6 +301,7 @@ SPEED: Final[tuple[Topic, ...]] = (
         (latency.e2e_s, roofline.bandwidth_bound_s),
         _slo,
         aliases=("sla", "service-level"),
+        command="capplan latency --model 8b --gpu h100 --concurrency 32 --slo chat",
     ),
     topic(
         "percentiles",
@@ -293,6 +316,7 @@ SPEED: Final[tuple[Topic, ...]] = (
         (latency.reading_tpot_s, latency.throughput_token_per_s),
         _reading,
         aliases=("reading",),
+        command="capplan latency --model 8b --gpu h100 --concurrency 32 --slo reading",
     ),
     topic(
         "token-rate",
@@ -300,6 +324,14 @@ SPEED: Final[tuple[Topic, ...]] = (
         (roofline.bandwidth_fraction,),
         _token_rate,
         aliases=("mbu", "generation-rate", "bandwidth-fraction"),
+    ),
+    topic(
+        "speculative-decoding",
+        "A draft guesses, the model verifies: more than one token a step",
+        (speculative.tokens_per_step,),
+        _drafts,
+        aliases=("speculation", "draft-model", "mtp", "eagle", "acceptance-rate", "acceptance-length"),
+        command="capplan latency --model 8b --gpu h100 --speculative-tokens 3 --acceptance-rate 0.7",
     ),
     topic(
         "streaming",

@@ -1,21 +1,19 @@
-"""Fits what engines add to their kernels, on half of the measured closed loops.
+"""Fits what engines add to their kernels, on measured closed loops: all groups for use, halves to report.
 
 `python -m tests.accuracy.serving_fit` writes profiles/calibrations/serving.yaml. Kernels are not touched:
-they were fitted before, on kernels. An engine has two numbers of its own, and three (SGLang: four) on each
-GPU architecture.
+they were fitted before, on kernels. An engine has one number of its own, and five on each family of GPUs.
 """
 
 import itertools
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from statistics import mean, quantiles
+from statistics import mean, median, quantiles
 from typing import Any, Final
 
-from capplan.engine_speed import FILE, older
-from capplan.formulas.serving import Served
-from capplan.results.predict import Prediction, predict
+from capplan.engine_speed import FILE, family_of, older
+from capplan.results.predict import Unanswered, layout_of
 from tests.accuracy import serving
 from tests.accuracy.serving import Row
 
@@ -26,19 +24,32 @@ KNOWN: Final[dict[str, dict[str, Any]]] = {
     "sglang": {"prefill_first": True, "reserved": 0.5},
     "tensorrt-llm": {"prefill_first": False, "reserved": 1.0},
 }
-FUSED: Final = (0.75, 0.8, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1, 1.15)
-SEQUENCE_US: Final = (0, 5, 10, 15, 20, 30, 40, 60)
-WAIT_STEPS: Final = (0, 0.25, 0.5, 0.75, 1, 1.25, 1.5, 2)
-BURSTS: Final = (1, 1.5, 2, 2.5, 3, 4, 6)
+# What is tried for each number of an engine on an architecture, the neutral value first, then ever farther.
+TRIED: Final[dict[str, tuple[float, ...]]] = {
+    "fused": (1.0, 0.95, 1.05, 0.9, 1.1, 0.85, 1.15, 0.8),
+    "prompts": (1.0, 1.1, 1.2, 1.3, 1.4, 1.5),
+    "sequence_us": (0, 5, 10, 15, 20, 30, 40, 60),
+    "first_token_ms": (0, 5, 10, 15, 20, 30, 40, 50, 60, 80, 100, 120, 150, 200),
+}
+UNEVEN: Final = (0, 0.1, 0.2, 0.3, 0.4, 0.5)
+TOGETHER: Final = (1, 1.5, 2, 2.5, 3, 4)
 ALONE_STEP_US: Final = (0, 1000, 2000)
 ALONE_SEQUENCE_US: Final = (0, 15, 30, 45, 60, 80)
-NOTHING: Final = {"step_us": 0, "sequence_us": 0}
-POLL_STEPS: Final = (1, 10, 20, 30)
-AROUND_MS: Final = (0, 5, 10, 15, 20, 30, 40, 50, 60, 80, 100, 120, 150, 200)
+NOTHING: Final = {"step_us": 0.0, "sequence_us": 0.0}
 # An error (ln) beyond this counts no more: the run was not what its columns say, or its kernels are not.
-MOST: Final = {"TPOT": 0.3, "throughput": 0.3, "TTFT": 0.6, "older": 0.8}
-# A number leaves its neutral value only for this much less mean error.
-EARNED: Final = 0.02
+MOST: Final = {"TPOT": 0.3, "throughput": 0.3, "TTFT": 0.6}
+OLDER: Final = 0.8
+MOST_ROWS: Final = 40
+# A family of fewer runs takes the numbers of all others.
+LEAST_ROWS: Final = 20
+# How much a figure's error weighs beside the others': TTFT spreads twice as much.
+WEIGHT: Final = {"TPOT": 1.0, "throughput": 1.0, "TTFT": 0.5}
+# A number goes one step farther from its neutral value only for this much less mean error.
+EARNED: Final = 0.01
+PRICED: Final = ("fused", "prompts", "sequence_us")
+# Rounds over the numbers, each in turn with the others held.
+ROUNDS: Final = 3
+FIGURES: Final = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E", "throughput": "throughput"}
 # How much wider a band is where engine, GPU or kernels were not measured: both ends to this power.
 DOUBTED: Final = 1.5
 
@@ -48,217 +59,230 @@ def fit_rows(some: Iterable[Row]) -> list[Row]:
     rows = [row for row in some if row.run.mode in ("online_closed_loop", "offline_max") and row.scored]
     wrong = serving.flawed(rows)
     rows = serving.slower_twins(row for row in rows if row.run.line not in wrong)
-    cells: dict[tuple[str, str, str], int] = defaultdict(int)
+    kept: dict[tuple[str, str, str], list[Row]] = defaultdict(list)
     for row in rows:
-        cells[row.cell] += 1
-    return [row for row in rows if cells[row.cell] >= serving.LEAST_ROWS]
+        kept[row.cell].append(row)
+    # Large cells by every second row, every third …: each cell counts the same, and the fit stays quick.
+    return [
+        row
+        for own in kept.values()
+        if len(own) >= serving.LEAST_ROWS
+        for row in own[:: -(-len(own) // MOST_ROWS)]
+    ]
+
+
+Numbers = dict[str, float]
+_NO_ERRORS: Final = {"dense": {}, "experts": {}, "doubted": DOUBTED}
 
 
 def numbers(
     engine: str,
     *,
     families: Mapping[str, Mapping[str, float]],
-    wait_steps: float = 0,
-    bursts: float = 0,
+    together: float = 2,
     alone: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
     """The file's content for one engine."""
-    neutral = {"fused": 1.0, "step_us": 0, "sequence_us": 0, "first_token_ms": 0, "poll_steps": 1}
+    neutral = {name: values[0] for name, values in TRIED.items()} | {"step_us": 0, "uneven": 0}
     made = {name: {**neutral, **own} for name, own in families.items()}
     return {
         "engines": {
             engine: {
                 **KNOWN[engine],
-                "wait_steps": wait_steps,
-                "bursts": bursts,
+                "together": together,
                 **({"alone": alone or NOTHING} if "overlapped_since" in KNOWN[engine] else {}),
                 "families": {**made, "other": made.get("other", neutral)},
             }
         },
-        "error": {"dense": {}, "experts": {}, "doubted": DOUBTED},
+        "error": _NO_ERRORS,
     }
 
 
-def _by_cell(errors: Iterable[tuple[Row, float]], most: float) -> float:
-    """Mean over cells of the mean error, each at most `most`."""
+def _by_cell(errors: Iterable[tuple[Row, float]]) -> float:
+    """Mean over cells of the mean error."""
     found: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     for row, error in errors:
-        found[row.cell].append(min(most, abs(error)))
+        found[row.cell].append(error)
     return mean(mean(errors) for errors in found.values()) if found else 0.0
 
 
-def fit_alone(
-    rows: list[Row], engine: str, families: dict[str, dict[str, float]], **shared: Any
-) -> dict[str, float]:
+def loss(rows: Iterable[Row], speed: Mapping[str, Any]) -> float:
+    """Errors (ln) of TPOT, throughput and TTFT, each at most MOST and weighed, added up."""
+    made, _ = serving.answers(rows, speed)
+    return sum(
+        weight
+        * _by_cell(
+            (one.row, min(MOST[figure], abs(math.log(one.ratio)))) for one in made if one.figure == figure
+        )
+        for figure, weight in WEIGHT.items()
+    )
+
+
+def told_by_kernels(rows: list[Row], engine: str) -> list[Row]:
+    """The rows of cells that kernels alone come near to; others tell of their kernels, not of the engine."""
+    made, _ = serving.answers(rows, numbers(engine, families={}))
+    logs: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+    for one in made:
+        if one.figure in ("TPOT", "throughput"):
+            logs[one.row.cell].append(math.log(one.ratio))
+    return [row for row in rows if row.cell in logs and abs(median(logs[row.cell])) < MOST["TPOT"]]
+
+
+def fit_family(rows: list[Row], engine: str, start: Numbers, **shared: Any) -> Numbers:
+    """An engine's numbers on one architecture: each in turn, until none moves."""
+    found = dict(start)
+
+    def price(tried: Numbers) -> float:
+        moved = sum(TRIED[name].index(tried[name]) for name in PRICED if name in tried)
+        speed = numbers(engine, families={"other": tried}, **shared)
+        return loss(rows, speed) + EARNED * moved
+
+    best = price(found)
+    for _ in range(ROUNDS):
+        before = dict(found)
+        for name, values in TRIED.items():
+            for value in values:
+                tried = {**found, name: value}
+                if tried != found and (at := price(tried)) < best:
+                    best, found = at, tried
+        if found == before:
+            break
+    return found
+
+
+def fit_alone(rows: list[Row], engine: str, families: dict[str, Numbers], together: float) -> Numbers:
     """Host time of a step and of a sequence where scheduling and GPU take turns: versions before."""
 
-    def loss(step_us: float, sequence_us: float) -> float:
-        own = {**shared, "alone": {"step_us": step_us, "sequence_us": sequence_us}}
-        made, _ = serving.answers(rows, numbers(engine, families=families, **own))
-        logs = [(one.row, math.log(one.ratio)) for one in made if one.figure in ("TPOT", "throughput")]
-        return _by_cell(logs, MOST["older"])
+    def price(step_us: float, sequence_us: float) -> float:
+        alone = {"step_us": step_us, "sequence_us": sequence_us}
+        speed = numbers(engine, families=families, together=together, alone=alone)
+        made, _ = serving.answers(rows, speed)
+        logs = (
+            (one.row, min(OLDER, abs(math.log(one.ratio))))
+            for one in made
+            if one.figure in ("TPOT", "throughput")
+        )
+        return _by_cell(logs) + EARNED * sum(value != 0 for value in alone.values())
 
     _, step_us, sequence_us = min(
-        (loss(*pair) + EARNED * sum(value != 0 for value in pair), *pair)
-        for pair in itertools.product(ALONE_STEP_US, ALONE_SEQUENCE_US)
+        (price(*pair), *pair) for pair in itertools.product(ALONE_STEP_US, ALONE_SEQUENCE_US)
     )
     return {"step_us": step_us, "sequence_us": sequence_us}
 
 
-def fit_tpot(rows: list[Row], engine: str, **shared: Any) -> dict[str, float]:
-    """The kernels' share that fusion leaves, and host time of a sequence, on one architecture."""
-
-    def loss(fused: float, sequence_us: float) -> float:
-        own = {"other": {"fused": fused, "sequence_us": sequence_us}}
-        made, _ = serving.answers(rows, numbers(engine, families=own, **shared))
-        logs = [(one.row, math.log(one.ratio)) for one in made if one.figure in ("TPOT", "throughput")]
-        return _by_cell(logs, MOST["TPOT"])
-
-    best, chosen = loss(1.0, 0), (1.0, 0.0)
-    for fused, sequence_us in itertools.product(FUSED, SEQUENCE_US):
-        price = EARNED * ((fused != 1.0) + (sequence_us != 0))
-        found = loss(fused, sequence_us) + price
-        if found < best:
-            best, chosen = found, (fused, float(sequence_us))
-    return {"fused": chosen[0], "sequence_us": chosen[1]}
+def fit_together(rows: list[Row], engine: str, families: dict[str, Numbers], **shared: Any) -> float:
+    """How many users with equal requests stay in one step."""
+    return min(
+        (loss(rows, numbers(engine, families=families, together=value, **shared)), value)
+        for value in TOGETHER
+    )[1]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class First:
-    """The terms of a row's TTFT, of which the numbers are multiples; seconds."""
+def fit_uneven(rows: list[Row], engine: str, own: Mapping[str, Any]) -> None:
+    """How much longer steps are on many attention ranks, into each family of the file's content `own`.
 
-    row: Row
-    through: float
-    decode: float
-    start: float
-    queue: float
-    measured: float
-
-    def ttft_s(self, wait: float, bursts: float, poll: float, around: float) -> float:
-        """As formulas/serving has it."""
-        steady = self.through * (1 + wait) + (poll - 1) / 2 * self.decode
-        return around + self.queue + steady + bursts / 10 * max(0.0, self.start - steady)
-
-
-def firsts(rows: Iterable[Row], speed: Mapping[str, Any]) -> list[First]:
-    """The TTFT terms of rows; `speed` has one burst and no wait."""
-    made: list[First] = []
+    All runs with such ranks count, however far off: what they lack is not the kernels'.
+    """
+    by_family: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
-        answer = predict(row.run, row.subject, speed=speed)
-        if isinstance(answer, Prediction) and row.run.ttft_s is not None:
-            own: Served = answer.served
-            made.append(
-                First(
-                    row=row,
-                    through=own.prefill_s,
-                    decode=own.decode_step_s,
-                    start=own.prefill_s + 10 * own.start_s,
-                    queue=own.queue_s,
-                    measured=row.run.ttft_s,
-                )
+        layout = layout_of(row.run, row.subject)
+        if not isinstance(layout, Unanswered) and layout[0].dp > 1:
+            by_family[family_of(row.subject.gpu)].append(row)
+    for name, some in by_family.items():
+        family = own["families"].get(name)
+        if family is None:
+            continue
+        found: list[tuple[float, float]] = []
+        for value in UNEVEN:
+            family["uneven"] = value
+            made, _ = serving.answers(some, {"engines": {engine: own}, "error": _NO_ERRORS})
+            logs = (
+                (one.row, abs(math.log(one.ratio))) for one in made if one.figure in ("TPOT", "throughput")
             )
-    return made
-
-
-def fit_ttft(
-    rows: list[Row],
-    engine: str,
-    families: dict[str, dict[str, float]],
-    alone: Mapping[str, float] | None = None,
-) -> dict[str, float]:
-    """What an engine's prompts wait for; sets first_token_ms and poll_steps of each of `families`."""
-    polls = POLL_STEPS if KNOWN[engine]["prefill_first"] else (1,)
-    terms: dict[str, list[First]] = defaultdict(list)
-    for term in firsts(rows, numbers(engine, families=families, bursts=1, alone=alone)):
-        terms[term.row.subject.gpu.architecture].append(term)
-    sizes = {family: len({term.row.cell for term in some}) for family, some in terms.items()}
-    best, chosen = math.inf, {"wait_steps": 0.0, "bursts": 1.0}
-    for wait, bursts in itertools.product(WAIT_STEPS, BURSTS):
-        own: dict[str, tuple[float, float, float]] = {
-            family: min(
-                (_ttft_loss(some, wait, bursts, poll, around / 1e3), float(poll), float(around))
-                for poll in polls
-                for around in AROUND_MS
-            )
-            for family, some in terms.items()
-        }
-        found = sum(own[family][0] * sizes[family] for family in own) / sum(sizes.values())
-        if found < best:
-            best = found
-            chosen = {"wait_steps": float(wait), "bursts": float(bursts)}
-            for family, (_, poll, around) in own.items():
-                families[family].update(poll_steps=poll, first_token_ms=around)
-    return chosen
-
-
-def _ttft_loss(terms: list[First], wait: float, bursts: float, poll: float, around: float) -> float:
-    logs = [(term.row, math.log(term.ttft_s(wait, bursts, poll, around) / term.measured)) for term in terms]
-    return _by_cell(logs, MOST["TTFT"])
+            found.append((_by_cell(logs), value))
+        family["uneven"] = min(found)[1]
 
 
 def fit_engine(rows: list[Row], engine: str, older: list[Row]) -> dict[str, Any]:
     """All numbers of one engine, on the rows to fit on; `older` are runs of versions that take turns."""
     by_family: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
-        by_family[row.subject.gpu.architecture].append(row)
-    families: dict[str, dict[str, float]] = {name: {} for name in by_family}
-    shared: dict[str, Any] = {}
+        by_family[family_of(row.subject.gpu)].append(row)
+    by_family = {name: some for name, some in by_family.items() if len(some) >= LEAST_ROWS}
+    families: dict[str, Numbers] = {name: {} for name in by_family}
+    together, alone = 2.0, dict(NOTHING)
     for _ in range(2):
         for name, some in by_family.items():
-            families[name].update(fit_tpot(some, engine, **shared))
+            families[name] = fit_family(some, engine, families[name], together=together, alone=alone)
         if older:
-            shared["alone"] = fit_alone(older, engine, families, **shared)
-        shared |= fit_ttft(rows, engine, families, shared.get("alone"))
+            alone = fit_alone(older, engine, families, together)
+        if not KNOWN[engine]["prefill_first"]:
+            together = fit_together(rows, engine, families, alone=alone)
     # A family without runs takes the plainest numbers: no fusion beyond the kernels', the mean time around.
-    served = [own for own in families.values() if "first_token_ms" in own]
     families["other"] = {
-        "fused": 1.0,
-        "sequence_us": round(mean(own["sequence_us"] for own in served)),
-        "first_token_ms": round(mean(own["first_token_ms"] for own in served)),
+        name: round(mean(own.get(name, 0) for own in families.values()))
+        for name in ("sequence_us", "first_token_ms")
     }
-    for own in families.values():
-        own.setdefault("first_token_ms", families["other"]["first_token_ms"])
-    made: dict[str, Any] = numbers(engine, families=families, **shared)["engines"][engine]
-    return made
+    made: dict[str, Any] = numbers(engine, families=families, together=together, alone=alone)
+    return dict(made["engines"][engine])
 
 
-def errors(reported: Iterable[Row], speed: Mapping[str, Any]) -> dict[str, Any]:
-    """Quantiles of measured over predicted, on the rows not fitted on."""
-    made, _ = serving.answers(reported, speed)
+def errors(rows: list[Row]) -> dict[str, Any]:
+    """Quantiles of measured over predicted, each row predicted by numbers fitted on the other half."""
+    first = {row.run.line for row in serving.halves(rows)[0]}
+    kept = [row for row in rows if row.scored]
+    wrong = serving.flawed(kept)
+    made = [one for one in serving.held_out(rows) if one.row.scored and one.row.run.line not in wrong]
     found: dict[str, Any] = {}
     for kind, moe in (("dense", False), ("experts", True)):
-        own = [one for one in made if one.row.moe == moe]
-        found[kind] = {
-            "ttft": _quantiles([one for one in own if one.figure == "TTFT"]),
-            "tpot": _quantiles([one for one in own if one.figure == "TPOT"]),
-            "e2e": _quantiles([one for one in own if one.figure == "E2E"]),
-            "throughput": _quantiles([one for one in own if one.figure == "throughput"]),
-        }
+        found[kind] = {}
+        for name, figure in FIGURES.items():
+            own = [one for one in made if one.row.moe == moe and one.figure == figure]
+            sides = [
+                [1 / one.ratio for one in own if (one.row.run.line in first) == side]
+                for side in (True, False)
+            ]
+            found[kind][name] = _quantiles(sides)
     return found
 
 
-def _quantiles(some: list[serving.Compared]) -> dict[str, float]:
-    tenths = quantiles([1 / one.ratio for one in some], n=10, method="inclusive")
+def _quantiles(halves: list[list[float]]) -> dict[str, float]:
+    """The 10th and 90th percentile of the half that spreads more: groups differ, and a new one is another."""
+    tenths = [quantiles(half, n=10, method="inclusive") for half in halves]
     return {
-        "p10": round(tenths[0], 3),
-        "p50": round(tenths[4], 3),
-        "p90": round(tenths[8], 3),
-        "runs": len(some),
+        "p10": round(min(found[0] for found in tenths), 3),
+        "p50": round(median(itertools.chain(*halves)), 3),
+        "p90": round(max(found[8] for found in tenths), 3),
+        "runs": sum(map(len, halves)),
     }
 
 
-def fitted() -> dict[str, Any]:
-    """The content of the file."""
-    rows, _ = serving.rows()
-    fit, reported = serving.halves(rows)
-    loops = fit_rows(fit)
+def fitted(rows: list[Row]) -> dict[str, Any]:
+    """What is fitted on some rows: the file's content without its errors."""
+    loops = fit_rows(rows)
     made: dict[str, Any] = {"engines": {}}
     for engine in KNOWN:
         own = [row for row in loops if row.run.engine == engine]
-        made["engines"][engine] = fit_engine(own, engine, _older_runs(fit, engine))
+        near = told_by_kernels(own, engine)
+        made["engines"][engine] = fit_engine(near, engine, _older_runs(rows, engine))
+        fit_uneven(own, engine, made["engines"][engine])
+    # Ranks wait for one another in every engine: one without such runs takes what others on its GPUs show.
+    families = [own["families"] for own in made["engines"].values()]
+    for own in families:
+        for name, found in own.items():
+            shown = [other[name]["uneven"] for other in families if name in other]
+            found["uneven"] = found["uneven"] or max(shown)
     made["error"] = {"dense": {}, "experts": {}, "doubted": DOUBTED}
-    made["error"] |= errors([row for row in reported if row.scored], made)
     return made
+
+
+def verified(rows: list[Row], engine: str) -> str:
+    """The oldest to the newest version of the runs that an engine's numbers were fitted on: "0.9–0.19"."""
+    used = [row for row in fit_rows(rows) if row.run.engine == engine] + _older_runs(rows, engine)
+    stated = (re.match(r"(\d+)\.(\d+)", row.run.engine_version or "") for row in used)
+    found = sorted({(int(match[1]), int(match[2])) for match in stated if match is not None})
+    ends = (f"{major}.{minor}" for major, minor in dict.fromkeys((found[0], found[-1])))
+    return "–".join(ends)
 
 
 def _older_runs(some: Iterable[Row], engine: str) -> list[Row]:
@@ -277,16 +301,34 @@ def _older_runs(some: Iterable[Row], engine: str) -> list[Row]:
 
 HEADER: Final = """\
 # What engines add to their kernels, fitted on public serving runs: python -m tests.accuracy.serving_fit.
-# An engine: wait_steps and bursts say how prompts wait. An engine on a GPU architecture: the share of the
-# kernels' time that fusion leaves, host time of a sequence in a step, time around the engine before the first
-# token, steps between looks for new requests. error: measured / predicted on groups that were not fitted on.
+# An engine: `verified`, the oldest to the newest version of the runs fitted. prefill_first: prompts stall
+# decoding, instead of sharing its steps. reserved: the share of the output for which KV memory must be free
+# before a request starts. overlapped_since: the version from which on the next step is scheduled while the
+# GPU runs one; `alone` is host time of a step and of a sequence, added before it. `together` users with equal
+# requests stay in one step.
+# An engine on a family of GPUs (architecture and compute capability): the share of the kernels' time that
+# fusion leaves (never less than physics), how much longer steps of prompts take, how much longer steps are on
+# ever more data-parallel attention ranks (uneven), host time of a sequence in a step, time around the engine
+# before the first token.
+# error: measured / predicted, each group by numbers fitted on the other half of the groups. doubted: where
+# engine, version, GPU, kernels or a shape were not measured, both ends of a band to this power.
 """
 
 
 def main() -> None:
-    """Writes the file."""
+    """Writes the file, fitted on all groups, and what each half of the groups gives, for the tables."""
     import yaml
 
+    rows, _ = serving.rows()
+    serving.FOLDS.write_text(
+        "# Fitted on each half of the groups alone: python -m tests.accuracy.serving_fit.\n"
+        + yaml.safe_dump([fitted(half) for half in serving.halves(rows)], sort_keys=False, width=110),
+        encoding="utf-8",
+    )
+    shipped = fitted(list(rows))
+    shipped["error"] |= errors(list(rows))
+    for engine, own in shipped["engines"].items():
+        shipped["engines"][engine] = {"verified": verified(list(rows), engine), **own}
     data = {
         "schema": "capplan.serving/1",
         "sources": [
@@ -296,9 +338,11 @@ def main() -> None:
                 "date": "2026-08-21",
             }
         ],
-        **fitted(),
+        **shipped,
     }
-    FILE.write_text(HEADER + yaml.safe_dump(data, sort_keys=False, width=110), encoding="utf-8")
+    FILE.write_text(
+        HEADER + yaml.safe_dump(data, sort_keys=False, width=110, allow_unicode=True), encoding="utf-8"
+    )
 
 
 if __name__ == "__main__":

@@ -7,9 +7,10 @@ counted anew from the data; what is wrong or left is printed, not dropped.
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from functools import cache
-from statistics import mean, median
+from statistics import mean, median, quantiles
 from typing import Final
 
+from capplan import engine_speed
 from tests.accuracy import serving
 from tests.accuracy.serving import Compared, Row
 
@@ -26,19 +27,65 @@ BUCKETS: Final = (4, 16, 64, 256)
 
 
 @cache
-def figures() -> tuple[tuple[Compared, ...], Counter[str], dict[int, str], frozenset[int]]:
-    """Every figure predicted; why others are not; flawed rows; lines of the half reported on."""
+def figures() -> tuple[tuple[Compared, ...], Counter[str], dict[int, str]]:
+    """Every figure predicted; why others are not; flawed rows."""
     rows, _ = serving.rows()
     made, left = serving.answers(rows)
-    _, reported = serving.halves(rows)
     wrong = serving.flawed(row for row in rows if row.scored)
-    return tuple(made), left, wrong, frozenset(row.run.line for row in reported)
+    return tuple(made), left, wrong
+
+
+@cache
+def held_out() -> tuple[Compared, ...]:
+    """The figures that count, each predicted by numbers fitted on the other half of the groups."""
+    rows, _ = serving.rows()
+    _, _, wrong = figures()
+    return tuple(one for one in serving.held_out(rows) if one.row.scored and one.row.run.line not in wrong)
 
 
 def scored() -> list[Compared]:
     """The figures that count: of the engines and GPUs the targets are for, without flawed rows."""
-    made, _, wrong, _ = figures()
+    made, _, wrong = figures()
     return [one for one in made if one.row.scored and one.row.run.line not in wrong]
+
+
+def inside() -> dict[tuple[str, bool], float]:
+    """Share of figures inside P10–P90 of the errors of the other half of the groups, by (figure, MoE).
+
+    Neither the prediction nor the band has seen a figure's group. What ships is the wider of the two bands.
+    """
+    rows, _ = serving.rows()
+    first = {row.run.line for row in serving.halves(rows)[0]}
+    found: dict[tuple[str, bool], float] = {}
+    for figure in FIGURES:
+        for moe in (False, True):
+            own = [one for one in held_out() if one.figure == figure and one.row.moe == moe]
+            parts = [
+                [1 / one.ratio for one in own if (one.row.run.line in first) == side]
+                for side in (True, False)
+            ]
+            hits = 0
+            for band, seen in (parts, reversed(parts)):
+                tenths = quantiles(band, n=10, method="inclusive")
+                hits += sum(tenths[0] <= value <= tenths[8] for value in seen)
+            found[figure, moe] = hits / len(own)
+    return found
+
+
+def shipped_band() -> dict[tuple[str, bool], float]:
+    """Share of figures, predicted by numbers that have not seen their group, inside the shipped band."""
+    found: dict[tuple[str, bool], float] = {}
+    for figure in FIGURES:
+        for moe in (False, True):
+            own = [one for one in held_out() if one.figure == figure and one.row.moe == moe]
+            hits = 0
+            for one in own:
+                run = one.row.run
+                bands = engine_speed.behaviour(run.engine, one.row.subject.gpu, experts=moe).bands
+                band = bands[figure.lower()]
+                hits += band.low <= 1 / one.ratio <= band.high
+            found[figure, moe] = hits / len(own)
+    return found
 
 
 def bucket(row: Row) -> str:
@@ -121,12 +168,19 @@ def _by(some: list[Compared], name: str, key: Callable[[Row], str]) -> list[str]
 def markdown() -> str:
     """All tables."""
     rows, excluded = serving.rows()
-    made, left, wrong, reported = figures()
+    made, left, wrong = figures()
     good = scored()
-    held = [one for one in good if one.row.run.line in reported]
     lines = ["**Serving** (published runs), predicted against measured:", ""]
     lines += ["All groups:", "", *_table(_HEAD, _summary(good)), ""]
-    lines += ["Groups not fitted on:", "", *_table(_HEAD, _summary(held)), ""]
+    lines += ["By numbers fitted on the other half of the groups:", ""]
+    lines += [*_table(_HEAD, _summary(list(held_out()))), ""]
+    lines += ["Of these, inside P10–P90 of the other half's errors, and inside the wider of the two:", ""]
+    shipped = shipped_band()
+    shares = [
+        (f"{figure}, {'MoE' if moe else 'dense'}", _percent(share), _percent(shipped[figure, moe]))
+        for (figure, moe), share in inside().items()
+    ]
+    lines += [*_table(("figure", "inside the other half's", "inside the shipped band"), shares), ""]
     whole = [one for one in made if one.row.scored]
     lines += ["With the flawed rows:", "", *_table(_HEAD, _summary(whole)), ""]
     lines += ["Median error (× predicted / measured, figures):", ""]

@@ -1,6 +1,7 @@
 """Published serving runs: every usable row answered, errors no larger than they are now, peers beaten."""
 
 import math
+from collections import Counter
 from statistics import mean, median
 
 import pytest
@@ -12,11 +13,12 @@ from tests.accuracy.serving import Compared
 pytestmark = pytest.mark.usefixtures("data")
 
 LEFT_OPEN = {
-    "separate prefill and decode workers",
+    "separate prefill and decode workers of unknown number",
     "no token counts",
     "no batch",
     "no GPU count",
     "expert groups do not divide the GPUs",
+    "the weights leave no room for a KV cache",
 }
 
 
@@ -34,12 +36,12 @@ def errors(figure: str, *, moe: bool | None = None, modes: tuple[str, ...] = ())
 
 
 def test_every_row_of_known_model_and_gpu_is_answered() -> None:
-    _, left, _, _ = serving_tables.figures()
+    _, left, _ = serving_tables.figures()
     assert set(left) <= LEFT_OPEN
 
 
 def test_no_figure_is_empty_or_negative() -> None:
-    made, _, _, _ = serving_tables.figures()
+    made, _, _ = serving_tables.figures()
     for one in made:
         assert math.isfinite(one.predicted)
         assert one.predicted > 0
@@ -49,12 +51,12 @@ def test_no_figure_is_empty_or_negative() -> None:
 @pytest.mark.parametrize(
     ("figure", "moe", "limit"),
     [
-        ("TPOT", False, 0.13),
-        ("TPOT", True, 0.18),
-        ("TTFT", False, 0.40),
-        ("TTFT", True, 0.33),
-        ("throughput", False, 0.12),
-        ("throughput", True, 0.35),
+        ("TPOT", False, 0.10),
+        ("TPOT", True, 0.13),
+        ("TTFT", False, 0.22),
+        ("TTFT", True, 0.26),
+        ("throughput", False, 0.08),
+        ("throughput", True, 0.18),
     ],
 )
 def test_medians_stay(figure: str, moe: bool, limit: float) -> None:
@@ -86,14 +88,32 @@ def test_shapes_join_models_that_differ_in_name_only() -> None:
 def test_flawed_rows_are_few() -> None:
     rows, _ = serving.rows()
     scored = [row for row in rows if row.scored]
-    _, _, wrong, _ = serving_tables.figures()
-    assert 0 < len(wrong) < 0.03 * len(scored)
+    _, _, wrong = serving_tables.figures()
+    assert wrong
+    for reason, count in Counter(wrong.values()).items():
+        assert count < 0.03 * len(scored), reason
+
+
+def test_a_day_whose_runs_are_all_far_faster_guessed_tokens() -> None:
+    rows, _ = serving.rows()
+    found = serving.guessed(row for row in rows if row.scored)
+    assert found
+    days = {row.run.notes.text.partition("measured=")[2][:10] for row in rows if row.run.line in found}
+    # Two days of one engine's release candidate; vendors' other days agree with each other.
+    assert days == {"2026-02-05", "2026-02-06"}
+
+
+def test_bands_are_honest_on_groups_they_have_not_seen() -> None:
+    for (figure, moe), share in serving_tables.inside().items():
+        assert 0.6 <= share <= 0.95, (figure, moe)
+    for (figure, moe), share in serving_tables.shipped_band().items():
+        assert 0.75 <= share <= 0.9, (figure, moe)
 
 
 def test_tables_are_printed_with_what_is_left_out() -> None:
     text = serving_tables.markdown()
     assert "marked WARN" in text
-    assert "Groups not fitted on" in text
+    assert "fitted on the other half" in text
     assert "Far off" in text
 
 

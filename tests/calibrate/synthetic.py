@@ -89,6 +89,11 @@ def run(model: str = MODEL) -> dict[str, Any]:
 
 
 def data(**hardware: Any) -> dict[str, Any]:
-    """The content of a file."""
-    about = {"software": {"torch": "2.6"}, "run": run(), "state": {}, "ceilings": {}, "checks": {}}
+    """The content of a file; `kind="gpu"` makes it one of an H100."""
+    more: dict[str, Any] = {}
+    if hardware.get("kind") == "gpu":
+        own = {"key": "h100-sxm-80gb", "name": "NVIDIA H100 80GB HBM3", "memory_bytes": 85_028_175_872}
+        hardware = own | hardware
+        more = {"clock": "cuda-graph-events"}
+    about = {"software": {"torch": "2.6"}, "run": run() | more, "state": {}, "ceilings": {}, "checks": {}}
     return document(list(points()), catalog.load_model(MODEL), hardware={**HARDWARE, **hardware}, about=about)

@@ -56,7 +56,9 @@ class Given:
     def __init__(self, times: Iterator[float]) -> None:
         self.times = times
 
-    def time(self, call: object, *, seconds: float, least: int = 2, warm: bool = False) -> Timing:
+    def time(
+        self, call: object, *, seconds: float, least: int = 2, warm: bool = False, rotation: int = 1
+    ) -> Timing:
         return Timing(samples=(next(self.times),))
 
 
@@ -77,7 +79,9 @@ def test_canary_counts_what_others_had_of_the_cpu() -> None:
     class Shared(Given):
         name = "wall"
 
-        def time(self, call: object, *, seconds: float, least: int = 2, warm: bool = False) -> Timing:
+        def time(
+            self, call: object, *, seconds: float, least: int = 2, warm: bool = False, rotation: int = 1
+        ) -> Timing:
             return Timing(samples=(1.0,), share=0.7)
 
     assert Canary(Shared(iter([])), lambda _: None).moved() == pytest.approx(0.3)

@@ -28,7 +28,9 @@ class Graphs:
     def __init__(self) -> None:
         self.timed = CpuClock(threads=1)
 
-    def time(self, call: object, *, seconds: float, least: int = 2, warm: bool = False) -> Timing:
+    def time(
+        self, call: object, *, seconds: float, least: int = 2, warm: bool = False, rotation: int = 1
+    ) -> Timing:
         return self.timed.time(call, seconds=0.0)  # type: ignore[arg-type]
 
 

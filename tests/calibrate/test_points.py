@@ -7,16 +7,18 @@ from typing import Any
 
 import pytest
 
+from capplan.calibrate.bench import Conditions
 from capplan.calibrate.clock import Timing
 from capplan.calibrate.points import Journal, Point, from_tables, point, tables
 from capplan.errors import InputError
 
 HEADER = {"hardware": "cpu-x-2t", "model": "m", "clock": "wall"}
+THROTTLED = Conditions(void="thermal slowdown", sm_mhz=1500.0, power_w=512.0)
 STEP = ("bf16", "bf16", "bf16", 1, 128, 2, "anchor", 0)
 
 
 def gemm(m: int, us: float, void: str | None = None) -> Point:
-    return point("gemm", ("bf16", m, 64, 32, 128, 0), Timing(samples=(us * 1e-6,)), void)
+    return point("gemm", ("bf16", m, 64, 32, 128, 0), Timing(samples=(us * 1e-6,)), Conditions(void=void))
 
 
 def test_point_in_microseconds() -> None:
@@ -37,6 +39,24 @@ def test_a_killed_run_loses_at_most_the_point_in_flight(tmp_path: Path) -> None:
     found.add(gemm(4, 40))
     again = Journal(path, HEADER, resume=True)
     assert [each.us_p50 for each in again.of("gemm")] == [10, 20, 40]
+
+
+def test_a_kill_while_a_run_is_taken_up_again_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run.jsonl"
+    journal = Journal(path, HEADER)
+    for m in (1, 2, 4):
+        journal.add(gemm(m, 10 * m))
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.fsync", killed)
+        with pytest.raises(KeyboardInterrupt):
+            Journal(path, HEADER, resume=True)
+    assert len(Journal(path, HEADER, resume=True).points) == 3
 
 
 def test_without_resume_a_run_starts_anew(tmp_path: Path) -> None:
@@ -82,7 +102,7 @@ def test_folder_that_cannot_be_made(tmp_path: Path) -> None:
 
 
 def test_tables_go_there_and_back() -> None:
-    step = point("step", STEP, Timing(samples=(0.1, 0.2), cpu=(0.1, 0.1)), "thermal slowdown")
+    step = point("step", STEP, Timing(samples=(0.1, 0.2), cpu=(0.1, 0.1)), THROTTLED)
     made: Any = json.loads(json.dumps(tables(iter([gemm(1, 10), step]))))
     assert from_tables(made, "x") == [gemm(1, 10), step]
 

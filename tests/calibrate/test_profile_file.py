@@ -3,6 +3,7 @@
 import errno
 import getpass
 import os
+import re
 import socket
 import sys
 from pathlib import Path
@@ -172,5 +173,21 @@ def test_disk_full_leaves_the_old_file(path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_gpu_of_the_catalog_keeps_its_datasheet() -> None:
-    block = {**synthetic.HARDWARE, "key": "h100-sxm-80gb", "kind": "gpu"}
+    block = synthetic.data(kind="gpu")["hardware"]
     assert local_calibration.device(block, "x").memory_bandwidth_bytes_per_s > 3e12
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        pytest.param({"key": "h200-sxm-141gb"}, "is no h200-sxm-141gb", id="another SKU's name"),
+        pytest.param({"name": "NVIDIA H200"}, "measured on NVIDIA H200", id="a name of another SKU"),
+        pytest.param({"memory_bytes": 94 << 30}, "is no h100-sxm-80gb", id="another size"),
+        pytest.param({"kind": "cpu"}, "of a CPU", id="a GPU's times as a CPU's"),
+        pytest.param({"name": "\x1b[31mH100"}, "no plain text", id="what a terminal obeys"),
+        pytest.param({"key": "../../h100"}, "no id", id="a path as an id"),
+    ],
+)
+def test_device_that_is_not_what_it_says(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        local_calibration.device(synthetic.data(kind="gpu")["hardware"] | changed, "x")

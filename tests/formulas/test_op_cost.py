@@ -227,9 +227,9 @@ def test_latent_attention_is_read_once_for_all_heads() -> None:
 
 def test_latent_prefill_is_prefill_with_a_key_for_every_head() -> None:
     shape: dict[str, Any] = {"sequences": 2, "tokens": 4096, "pairs": 4096 * 2049 // 2, "heads": 16}
-    widths = {"k_width": 192, "v_width": 128, "kv_bits": 16}
+    widths = {"k_width": 192, "v_width": 128}
     latent = op_cost.mla_prefill_s(**shape, **widths, **RATES, fit=PREFILL)
-    same = op_cost.prefill_attention_s(**shape, kv_heads=16, **widths, **RATES, fit=PREFILL)
+    same = op_cost.prefill_attention_s(**shape, kv_heads=16, kv_bits=16, **widths, **RATES, fit=PREFILL)
     assert float(latent) == pytest.approx(float(same))
 
 
@@ -273,11 +273,11 @@ def shapes(op: str, draw: Any) -> tuple[dict[str, Any], dict[str, tuple[str, ...
             else {"kv_heads": kv_heads, "k_width": 128, "v_width": 128}
         )
         return shape, {"context": ("kv_tokens",), "batch": ("batch", "kv_tokens")}
-    shape = {"sequences": 1 + count % 64, "heads": heads, "k_width": 128, "v_width": 128, "kv_bits": 8}
+    shape = {"sequences": 1 + count % 64, "heads": heads, "k_width": 128, "v_width": 128}
     shape |= {"tokens": shape["sequences"] * context}
     shape |= {"pairs": shape["tokens"] * (context + 1) / 2}
     if op == "prefill_attention":
-        shape["kv_heads"] = kv_heads
+        shape |= {"kv_heads": kv_heads, "kv_bits": 8}
     return shape, {"sequences": ("sequences", "tokens", "pairs"), "past": ("pairs",)}
 
 

@@ -139,3 +139,22 @@ def test_a_cycle_solves_its_own_equation(
     if users * prompt < 0.999 * cycle:
         again = first + steps * step / (1 - users * prompt / cycle)
         assert again == pytest.approx(cycle, rel=1e-3)
+
+
+def test_the_last_of_many_answers() -> None:
+    pieces = queueing.draining_steps(requests=1000, mean_steps=200, variation=1.0)
+    assert sum(steps for _, steps in pieces) == pytest.approx(200 * (math.log(1000) + 0.5772))
+    # As many steps of sequences as the answers have together, but for the last, who has no half to lose.
+    assert sum(left * steps for left, steps in pieces) == pytest.approx(1000 * 200, rel=0.02)
+    assert [left for left, _ in pieces] == sorted((left for left, _ in pieces), reverse=True)
+
+
+def test_equal_answers_end_together() -> None:
+    assert queueing.draining_steps(requests=8, mean_steps=50, variation=0.0) == ((8, 50),)
+
+
+def test_short_answers_weigh_as_much_as_long_ones() -> None:
+    # E1(0.005) = 4.7261 and (1 − e^−0.005) / 0.005 = 0.9975.
+    found = queueing.mean_of_ratios(steps=1, mean_steps=200, variation=1.0)
+    assert found == pytest.approx(4.7261 + 0.9975, abs=1e-3)
+    assert queueing.mean_of_ratios(steps=1, mean_steps=200, variation=0.0) == 1

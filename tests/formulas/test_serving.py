@@ -71,10 +71,16 @@ def test_users_without_a_slot_wait_as_littles_law_says() -> None:
 
 
 def test_the_pool_bounds_the_running_by_prompt_and_half_the_answer() -> None:
-    served = loop(10, pool=450.0)
+    served = loop(10, traffic=replace(TRAFFIC, equal=True), pool=450.0)
     # 100 + 50.5 tokens each: 2.99 of them.
     assert served.running == pytest.approx(450 / 150.5)
     assert served.limit == "kv"
+
+
+def test_long_answers_are_met_more_often() -> None:
+    """Lengths of an exponential law: who decodes has isl + osl of it on average, not isl + osl / 2."""
+    served = loop(10, traffic=replace(TRAFFIC, equal=False, variation=1.0), pool=450.0)
+    assert served.running == pytest.approx(450 / 201)
 
 
 def test_reserving_the_whole_answer_runs_fewer() -> None:
@@ -160,12 +166,49 @@ def test_waiting_explodes_towards_the_stable_rate() -> None:
     assert waits[-1] > 5 * waits[0]
 
 
+EQUAL = replace(TRAFFIC, equal=True)
+
+
+def worked_off(requests: float, traffic: Traffic = EQUAL, slots: int = 10) -> Served:
+    return serving.burst(
+        step_s=step_s, traffic=traffic, scheduling=replace(PLAIN, max_num_seqs=slots), requests=requests
+    )
+
+
 def test_a_burst_is_worked_off_in_waves() -> None:
-    plan = replace(PLAIN, max_num_seqs=10)
-    served = serving.burst(step_s=step_s, traffic=TRAFFIC, scheduling=plan, requests=40)
+    served = worked_off(40)
     wave = 10 / served.request_per_s
     assert served.queue_s == pytest.approx(1.5 * wave)
     assert served.output_token_per_s == pytest.approx(served.request_per_s * 101)
+
+
+def test_the_rest_of_a_burst_decodes_by_itself() -> None:
+    # One request more than four waves: 100 steps of 10 ms more, of which a tenth was counted.
+    even, odd = 40 / worked_off(40).request_per_s, 41 / worked_off(41).request_per_s
+    assert odd - even == pytest.approx(even / 40 + 0.9 * 100 * 0.01, rel=0.01)
+
+
+def test_varied_answers_drain_slowly() -> None:
+    # The longest of 10 has 100 · (ln 10 + 0.577) = 288 steps, 188 more than the mean, of 10 ms each.
+    equal, varied = worked_off(10), worked_off(10, TRAFFIC)
+    assert 10 / varied.request_per_s - 10 / equal.request_per_s == pytest.approx(1.88, rel=0.02)
+
+
+def test_slots_that_come_free_one_by_one_are_waited_for_less() -> None:
+    waves = 4
+    equal, varied = worked_off(10 * waves), worked_off(10 * waves, TRAFFIC)
+    assert varied.queue_s == pytest.approx((1 - 1 / waves) * equal.queue_s, rel=0.05)
+
+
+def test_clients_average_the_tpot_of_short_answers_too() -> None:
+    plan = replace(PLAIN, prefill_first=True, max_num_seqs=10)
+    varied, equal = (
+        serving.burst(step_s=step_s, traffic=traffic, scheduling=plan, requests=10)
+        for traffic in (TRAFFIC, EQUAL)
+    )
+    # 5 prompts of 40 ms on average come after one's own: 2 ms a token of 100; 5.04 times that over requests.
+    assert varied.tpot_s == pytest.approx((equal.tpot_s or 0) + 0.002 * 4.04, rel=0.1)
+    assert varied.e2e_s == pytest.approx(equal.e2e_s, rel=0.02)
 
 
 def test_a_static_batch_by_hand() -> None:

@@ -202,7 +202,7 @@ def int4_cases(capability: tuple[int, int]) -> list[Case]:
     cases = []
     variants = [(m, group, False, "bf16") for m in (16, 32, 64, 128) for group in (32, 64, 128)]
     for m, group, symmetric, kind in [*variants, (16, 128, True, "bf16"), (16, 128, False, "fp16")]:
-        tile = w4a16_gemm.choose_int4_tile(m=m, group=group, capability=capability)
+        tile = w4a16_gemm.choose_int4_tile(m=m, group=group)
         cases.append(
             Case(
                 name=f"w4a16_gemm {kind} m={m} group={group}{' symmetric' if symmetric else ''}",
@@ -224,7 +224,7 @@ def int4_cases(capability: tuple[int, int]) -> list[Case]:
             )
         )
     for group, symmetric in ((32, False), (64, True), (128, False)):
-        tile = w4a16_gemm.choose_int4_tile(m=1, group=group, capability=capability)
+        tile = w4a16_gemm.choose_int4_tile(m=1, group=group)
         cases.append(
             Case(
                 name=f"w4a16_gemm gemv group={group}",

@@ -10,12 +10,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from capplan.kernels import int4_packing
-from capplan.kernels.bf16_linear import bf16_linear, bf16_linear_reference
+from capplan.kernels.bf16_linear import (
+    WIDENED_BYTES,
+    bf16_linear,
+    bf16_linear_reference,
+    bf16_linear_widened,
+    widens,
+)
 from capplan.kernels.copy_bandwidth import copy_bandwidth, copy_bytes
 from capplan.kernels.greedy_sampling import greedy_sampling, greedy_sampling_reference
 from capplan.kernels.mla_decode import mla_decode, mla_decode_reference
 from capplan.kernels.paged_attention import paged_attention_reference, write_token
-from capplan.kernels.paged_attention_decode import paged_attention_decode, paged_attention_decode_cpu
+from capplan.kernels.paged_attention_decode import paged_attention_decode
 from capplan.kernels.prefill_attention import prefill_attention, prefill_attention_reference
 from capplan.kernels.quantize_rows import quantize_rows
 from capplan.kernels.quantized_gemm import Int4Weight, dequantize_int4, quantize_int4
@@ -84,14 +90,6 @@ def test_paged_attention_over_several_chunks(block_size: int, window: int | None
     out = torch.full_like(expected, math.nan)
     assert paged_attention_decode(*arguments, window=window, out=out, **scales) is out
     assert worst_row(out, expected) <= LIMIT
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_paged_attention_with_either_product(dtype: str) -> None:
-    """Both kinds of CPU: those that multiply bf16 themselves and those that do not."""
-    arguments = paged([1, 700], fp8=False)
-    got = paged_attention_decode_cpu(*arguments, product_dtype=getattr(torch, dtype))
-    assert worst_row(got, paged_attention_reference(*arguments)) <= LIMIT
 
 
 @pytest.mark.parametrize("heads", [2, 14], ids=["mha", "odd group of 7"])
@@ -245,6 +243,33 @@ def test_greedy_sampling_takes_the_first_of_equals() -> None:
 
 def test_bf16_linear() -> None:
     x, weight = normal(3, 200, seed=1), normal(50, 200, seed=2)
+    assert worst_row(bf16_linear(x, weight), bf16_linear_reference(x, weight)) <= BF16_HALF_STEP
+
+
+@pytest.mark.parametrize("m", [1, 40], ids=["one row", "many"])
+def test_bf16_linear_in_parts(m: int) -> None:
+    """The route of CPUs without bf16 instructions; two whole parts and a rest."""
+    n, k = 2 * (WIDENED_BYTES // (4 * 2048)) + 3, 2048
+    x, weight = normal(m, k, seed=1), normal(n, k, seed=2)
+    assert worst_row(bf16_linear_widened(x, weight), bf16_linear_reference(x, weight)) <= BF16_HALF_STEP
+
+
+@pytest.mark.parametrize(
+    ("capability", "bf16", "rows", "expected"),
+    [
+        pytest.param("AVX2", False, 32, True, id="many rows without bf16 instructions"),
+        pytest.param("AVX512", False, 8, False, id="few rows are bound by memory"),
+        pytest.param("AVX512", True, 32, False, id="bf16 instructions"),
+        pytest.param("NEON", False, 32, False, id="no x86"),
+    ],
+)
+def test_which_cpu_widens(
+    monkeypatch: pytest.MonkeyPatch, capability: str, bf16: bool, rows: int, expected: bool
+) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: bf16)
+    assert widens(rows=rows) is expected
+    x, weight = normal(rows, 64, seed=1), normal(8, 64, seed=2)
     assert worst_row(bf16_linear(x, weight), bf16_linear_reference(x, weight)) <= BF16_HALF_STEP
 
 

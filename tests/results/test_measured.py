@@ -10,6 +10,7 @@ from capplan.results.measured import COLUMNS, MeasuredRun, MeasuredTable, read_m
 from capplan.results.notes import read_notes
 from capplan.results.predict import Prediction, Unanswered, kv_bits_of, layout_of, predict
 from capplan.results.subject import Subject, Unknown, format_of, subject_of
+from capplan.results.workload import fp8_cache, poll_steps
 from capplan.specs import Parallelism
 
 ROW = {
@@ -115,10 +116,13 @@ def test_notes_of_a_served_run() -> None:
     assert notes.more == {"median_ttft_s": 0.0175, "p99_tpot_s": 0.04825}
     assert notes.flags["tp-size"] == "8"
     assert notes.statistic == "mean"
+    assert notes.origin is None
+    assert read_notes("requests=5; isl/osl are means").varied
 
 
 def test_notes_of_a_layout_and_its_doubts() -> None:
-    notes = read_notes("origin=x; attn_dp=1; moe_tp=2; moe_ep=4; WARN n_gpu blanked; more")
+    notes = read_notes("origin=x y; attn_dp=1; moe_tp=2; moe_ep=4; WARN n_gpu blanked; more")
+    assert (notes.origin, notes.varied) == ("x y", False)
     assert (notes.attention_dp, notes.moe_tp, notes.moe_ep) == (False, 2, 4)
     assert notes.warnings == ("n_gpu blanked",)
 
@@ -217,6 +221,61 @@ def test_layouts(tmp_path: Path, changed: dict[str, str], parallel: Parallelism,
     assert layout_of(found, subject(found)) == (parallel, replicas)
 
 
+OVERVIEW = "github:NVIDIA/TensorRT-LLM/docs/source/performance/perf-overview.md@00f37686aa85"
+
+
+@pytest.mark.parametrize(
+    ("model", "version", "parallel"),
+    [
+        pytest.param("Qwen/Qwen3-235B-A22B", "1.0", Parallelism(dp=8, ep=8), id="experts: a rank a GPU"),
+        pytest.param("Qwen/Qwen3-235B-A22B", "0.17", Parallelism(tp=8), id="before 1.0"),
+        pytest.param("meta-llama/Llama-3.1-405B", "1.0", Parallelism(tp=8), id="dense"),
+    ],
+)
+def test_a_document_says_how_its_runs_were_laid_out(
+    tmp_path: Path, model: str, version: str, parallel: Parallelism
+) -> None:
+    found = run(
+        tmp_path,
+        source=OVERVIEW,
+        engine="TensorRT-LLM",
+        engine_version=version,
+        model=model,
+        n_gpu="8",
+        tp="8",
+    )
+    assert layout_of(found, subject(found)) == (parallel, 1)
+
+
+def test_a_limit_on_running_requests_is_over_all_ranks_of_sglang(tmp_path: Path) -> None:
+    flags = "flags=--dp-size=8 --enable-dp-attention --max-running-requests=256"
+    changed = {"model": "deepseek-ai/DeepSeek-R1", "gpu": "H200-SXM", "n_gpu": "8", "tp": "8"}
+    busy = {"concurrency_or_batch": "4000", "notes": flags, **changed}
+    for engine, most in (("sglang", 256), ("vllm", 8 * 256)):
+        found = run(tmp_path, engine=engine, **busy)
+        answer = predict(found, subject(found))
+        assert isinstance(answer, Prediction)
+        assert answer.served.running <= most
+        assert (answer.served.running == most) == (answer.served.limit == "max_num_seqs")
+
+
+def test_launch_scripts_of_a_known_client(tmp_path: Path) -> None:
+    notes = "origin=InferenceX/InferenceMAX dump; attn_dp=1"
+    changed = {
+        "engine": "sglang",
+        "model": "deepseek-ai/DeepSeek-R1",
+        "n_gpu": "8",
+        "tp": "8",
+        "gpu": "B200-SXM",
+    }
+    few, many = (run(tmp_path, notes=notes, concurrency_or_batch=users, **changed) for users in ("8", "16"))
+    assert [poll_steps(found, subject(found)) for found in (few, many)] == [10, 30]
+    assert fp8_cache(few, subject(few))
+    for other in ({"notes": ""}, {"gpu": "H200-SXM", "notes": notes}):
+        found = run(tmp_path, **{**changed, **other})
+        assert (poll_steps(found, subject(found)), fp8_cache(found, subject(found))) == (1, False)
+
+
 def test_groups_of_experts_that_do_not_divide_the_gpus_are_left_open(tmp_path: Path) -> None:
     found = run(tmp_path, tp="2", n_gpu="2", notes="moe_ep=4")
     assert isinstance(layout_of(found, subject(found)), Unanswered)
@@ -255,3 +314,19 @@ def test_what_a_row_leaves_open_is_said(tmp_path: Path) -> None:
     for changed in ({"mode": "disagg_closed_loop"}, {"isl": ""}, {"tp": "", "n_gpu": ""}):
         found = run(tmp_path, **changed)
         assert isinstance(predict(found, subject(found)), Unanswered)
+
+
+def test_weights_that_fill_the_memory_leave_a_run_open(tmp_path: Path) -> None:
+    # 70.6 · 10⁹ parameters of 2 bytes on one GPU of 80 GB: nothing is made up for the cache.
+    found = run(tmp_path, model="meta-llama/Llama-3.1-70B-Instruct", weight_dtype="bf16")
+    answer = predict(found, subject(found))
+    assert isinstance(answer, Unanswered)
+    assert answer.reason == "the weights leave no room for a KV cache"
+
+
+def test_a_version_without_rules_counts_as_the_newest(tmp_path: Path) -> None:
+    nightly, newest = (run(tmp_path, engine_version=version) for version in ("nightly-dev", ""))
+    answers = [predict(found, subject(found)) for found in (nightly, newest)]
+    assert isinstance(answers[0], Prediction)
+    assert isinstance(answers[1], Prediction)
+    assert answers[0].served == answers[1].served
