@@ -156,7 +156,7 @@ def test_the_engines_fitted_numbers_are_shown_everywhere() -> None:
     said = next(line for line in lines(made) if line.startswith("fitted: "))
     assert "vllm on Hopper" in said
     assert f"{fit['runs_held_out']['ttft']:,} of TTFT" in said
-    assert "vllm on Ada Lovelace (no such runs" in "\n".join(
+    assert "vllm on Ada Lovelace 8.9 (no such runs" in "\n".join(
         lines(latency("8b", gpu="l4", figures_alone=True))
     )
 

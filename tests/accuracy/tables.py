@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from tests.accuracy import (
     oracles,
+    real_runs,
     serving_tables,
     speed_tables,
     test_cases_behaviour,
@@ -64,6 +65,7 @@ def markdown() -> str:
         speed_tables.kernel_lines(),
         speed_tables.lone_lines(),
         serving_tables.markdown().rstrip().splitlines(),
+        list(real_runs.readme_lines()),
         _cases(),
     )
     return "\n\n".join("\n".join(section) for section in sections) + "\n"
