@@ -3,6 +3,7 @@
 The numbers stand in profiles/calibrations/serving.yaml by engine and GPU family, with what the fit left over.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from capplan.step import Host
 
 _VERSION: Final = re.compile(r"v?(\d{1,4})\.(\d{1,4})", re.ASCII)
 FILE: Final = catalog.PROFILES / "calibrations" / "serving.yaml"
+SIMULATED: Final = catalog.PROFILES / "calibrations" / "simulator.yaml"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +89,9 @@ def behaviour(
     kind = "experts" if experts else "dense"
     waits = version is not None and older(version, by_family.get("overlapped_since", ""))
     alone = by_family["alone"] if waits else {"step_us": 0, "sequence_us": 0}
+    around_s = fitted["first_token_ms"] * 1e-3
+    # Nobody waits for others when alone: what is around the engine then is what simulated runs leave over.
+    alone_s = min(around_s, first_token_s(engine if engine in data["engines"] else "vllm", experts=experts))
     # Of another engine's numbers no version is in question; fits under way have no range yet.
     verified = by_family.get("verified", "") if engine in data["engines"] else ""
     return Behaviour(
@@ -103,7 +108,8 @@ def behaviour(
             prefill_first=by_family["prefill_first"],
             reserved=by_family["reserved"],
             together=by_family["together"],
-            first_token_s=fitted["first_token_ms"] * 1e-3,
+            first_token_s=alone_s,
+            crowd_s=around_s - alone_s,
         ),
         bands={
             name: Band(low=entry["p10"], middle=entry["p50"], high=entry["p90"], runs=entry["runs"])
@@ -113,6 +119,19 @@ def behaviour(
         verified=verified,
         covered=version is None or not verified or within(version, verified),
     )
+
+
+@cache
+def around_steps() -> Mapping[str, Any]:
+    """What lies around an engine's steps once its queues are simulated, by engine: simulator.yaml."""
+    engines: Mapping[str, Any] = catalog.read_yaml(SIMULATED)["engines"]
+    return engines
+
+
+def first_token_s(engine: str, *, experts: bool) -> float:
+    """From a client to `engine` and back with the first token, beside all queues; infinite: not fitted."""
+    fitted = around_steps().get(engine)
+    return math.inf if fitted is None else fitted["first_token_ms"]["experts" if experts else "dense"] * 1e-3
 
 
 def family_of(gpu: Gpu) -> str:

@@ -1,5 +1,6 @@
 """The answer of `capplan latency` in sentences: what was asked, how the figures come about, the load."""
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
@@ -159,5 +160,6 @@ def fitted(made: "LatencyEstimate") -> str:
     return (
         f"{of}: {factors}; {1e6 * host.step_s:.3g} µs a step, "
         f"{1e6 * host.sequence_s:.3g} µs a sequence in it, {1e3 * plan.first_token_s:.3g} ms around the "
-        f"first token; {order}; {plan.together:g} users with equal requests stay in one step; {band}"
+        f"first token, {1e3 * plan.around_s(math.inf):.3g} with many under way; {order}; "
+        f"{plan.together:g} users with equal requests stay in one step; {band}"
     )

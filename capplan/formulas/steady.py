@@ -37,10 +37,11 @@ class Scheduling:
 
     `prefill_first`: prompts stall decoding; else chunks ride in decode steps. `reserved` is the share of a
     request's output that must fit before it starts. `first_token_s` lies around the engine: HTTP,
-    tokenisation, detokenisation. New requests are looked for every `poll_steps` steps. In a closed loop a
-    request comes as a step ends, and waits for `wait_steps` of the next; the start, all users at once, counts
-    for `bursts` rounds of requests. Of users with equal requests `together` stay in one step, where prompts
-    ride in decode steps. `tokens_per_step` is above 1 with speculative decoding.
+    tokenisation, detokenisation; `crowd_s` more of it where many requests are under way. New requests are
+    looked for every `poll_steps` steps. In a closed loop a request comes as a step ends, and waits for
+    `wait_steps` of the next; the start, all users at once, counts for `bursts` rounds of requests. Of users
+    with equal requests `together` stay in one step, where prompts ride in decode steps. `tokens_per_step` is
+    above 1 with speculative decoding.
     """
 
     max_num_seqs: int = 256
@@ -48,11 +49,16 @@ class Scheduling:
     prefill_first: bool = False
     reserved: float = 0.5
     first_token_s: float = 0.0
+    crowd_s: float = 0.0
     poll_steps: float = 1.0
     wait_steps: float = 1.0
     bursts: float = 1.0
     together: float = 2.0
     tokens_per_step: float = 1.0
+
+    def around_s(self, running: float) -> float:
+        """Time around the engine of one of `running` requests: first_token + crowd · (1 − 1 / running)."""
+        return self.first_token_s + self.crowd_s * (1 - 1 / max(1.0, running))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +171,7 @@ class Engine:
             # At the start all prompts stand before the first answer: what they wait more, they stall less.
             start = share * max(0.0, self.start_s(running) - wait - through)
             start = min(start, decoding - self.decode_steps * decode) if self.decode_steps else start
-            residence = cycle + plan.first_token_s
+            residence = cycle + plan.around_s(running)
             passing = max(0.0, running - 1) / residence * (cycle - inside) / steps
             batch = self._batch(running, decoding, residence, steps)
             if abs(residence - last) < TOLERANCE * residence:
@@ -258,7 +264,7 @@ class Engine:
             wait = queueing.waiting_prompts_s(request_per_s=request_per_s, prefill_s=load / request_per_s)
             wait += ((1 - load) * decode + load * through) * plan.poll_steps / 2
             held = min(most, request_per_s * (self.traffic.osl - 1) * tpot)
-            residence = plan.first_token_s + wait + through + (self.traffic.osl - 1) * tpot
+            residence = plan.around_s(batch) + wait + through + (self.traffic.osl - 1) * tpot
             batch = (batch + held) / 2
             if abs(held - batch) < TOLERANCE * batch and abs(residence - last) < TOLERANCE * residence:
                 break

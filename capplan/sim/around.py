@@ -7,13 +7,12 @@ form the same waits are means inside of serving.yaml's numbers.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Final
 
-from capplan import catalog
+from capplan import engine_speed
 from capplan.sim.looks import Looking
 
-FILE: Final = catalog.PROFILES / "calibrations" / "simulator.yaml"
+FILE: Final = engine_speed.SIMULATED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,14 +27,9 @@ class Around:
         return Looking(steps_ahead=self.steps_ahead, poll_steps=poll_steps)
 
 
-@cache
-def _data() -> Mapping[str, Any]:
-    return catalog.read_yaml(FILE)
-
-
 def around(engine: str, *, experts: bool, data: Mapping[str, Any] | None = None) -> Around | None:
     """What was fitted of `engine`; None where no run of it was. `data` stands in for the shipped file."""
-    fitted = (_data() if data is None else data)["engines"].get(engine)
+    fitted = (engine_speed.around_steps() if data is None else data["engines"]).get(engine)
     if fitted is None:
         return None
     return Around(
