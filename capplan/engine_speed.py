@@ -89,9 +89,6 @@ def behaviour(
     kind = "experts" if experts else "dense"
     waits = version is not None and older(version, by_family.get("overlapped_since", ""))
     alone = by_family["alone"] if waits else {"step_us": 0, "sequence_us": 0}
-    around_s = fitted["first_token_ms"] * 1e-3
-    # Nobody waits for others when alone: what is around the engine then is what simulated runs leave over.
-    alone_s = min(around_s, first_token_s(engine if engine in data["engines"] else "vllm", experts=experts))
     # Of another engine's numbers no version is in question; fits under way have no range yet.
     verified = by_family.get("verified", "") if engine in data["engines"] else ""
     return Behaviour(
@@ -108,8 +105,8 @@ def behaviour(
             prefill_first=by_family["prefill_first"],
             reserved=by_family["reserved"],
             together=by_family["together"],
-            first_token_s=alone_s,
-            crowd_s=around_s - alone_s,
+            first_token_s=fitted["first_token_ms"] * 1e-3,
+            alone_s=first_token_s(engine if engine in data["engines"] else "vllm", experts=experts),
         ),
         bands={
             name: Band(low=entry["p10"], middle=entry["p50"], high=entry["p90"], runs=entry["runs"])

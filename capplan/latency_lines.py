@@ -1,6 +1,5 @@
 """The answer of `capplan latency` in sentences: what was asked, how the figures come about, the load."""
 
-import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
@@ -159,7 +158,7 @@ def fitted(made: "LatencyEstimate") -> str:
     order = "prompts go before decoding" if plan.prefill_first else "prompts ride in decode steps"
     return (
         f"{of}: {factors}; {1e6 * host.step_s:.3g} µs a step, "
-        f"{1e6 * host.sequence_s:.3g} µs a sequence in it, {1e3 * plan.first_token_s:.3g} ms around the "
-        f"first token, {1e3 * plan.around_s(math.inf):.3g} with many under way; {order}; "
+        f"{1e6 * host.sequence_s:.3g} µs a sequence in it, {1e3 * plan.around_s(1):.3g} ms around the "
+        f"first token of a lone request, {1e3 * plan.first_token_s:.3g} with many under way; {order}; "
         f"{plan.together:g} users with equal requests stay in one step; {band}"
     )

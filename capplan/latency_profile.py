@@ -54,7 +54,7 @@ def behaviour(
     """
     scheduling = engine.scheduling
     if local.host_inside:
-        scheduling = replace(scheduling, first_token_s=0.0, crowd_s=0.0)
+        scheduling = replace(scheduling, first_token_s=0.0)
     return replace(
         engine,
         measured=True,

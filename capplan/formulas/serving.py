@@ -225,7 +225,7 @@ def static_batch(*, step_s: StepSeconds, traffic: Traffic, scheduling: Schedulin
     Holds for: equal lengths. Source: serving lesson, "Static Batching".
     Example: 8 prompts of 40 ms, then 100 steps of 10 ms: 0.32 + 1.0 = 1.32 s.
     """
-    engine = Engine(step_s, traffic, replace(scheduling, prefill_first=True, first_token_s=0.0, crowd_s=0.0))
+    engine = Engine(step_s, traffic, replace(scheduling, prefill_first=True, first_token_s=0.0))
     prompt, _ = engine.prompts(0.0, batch)
     decode = engine.decode_s(batch)
     residence = batch * prompt + engine.decode_steps * decode

@@ -37,7 +37,7 @@ class Scheduling:
 
     `prefill_first`: prompts stall decoding; else chunks ride in decode steps. `reserved` is the share of a
     request's output that must fit before it starts. `first_token_s` lies around the engine: HTTP,
-    tokenisation, detokenisation; `crowd_s` more of it where many requests are under way. New requests are
+    tokenisation, detokenisation, where many requests are under way; of a lone one `alone_s`. New requests are
     looked for every `poll_steps` steps. In a closed loop a request comes as a step ends, and waits for
     `wait_steps` of the next; the start, all users at once, counts for `bursts` rounds of requests. Of users
     with equal requests `together` stay in one step, where prompts ride in decode steps. `tokens_per_step` is
@@ -49,7 +49,7 @@ class Scheduling:
     prefill_first: bool = False
     reserved: float = 0.5
     first_token_s: float = 0.0
-    crowd_s: float = 0.0
+    alone_s: float = math.inf
     poll_steps: float = 1.0
     wait_steps: float = 1.0
     bursts: float = 1.0
@@ -57,8 +57,8 @@ class Scheduling:
     tokens_per_step: float = 1.0
 
     def around_s(self, running: float) -> float:
-        """Time around the engine of one of `running` requests: first_token + crowd · (1 − 1 / running)."""
-        return self.first_token_s + self.crowd_s * (1 - 1 / max(1.0, running))
+        """Time around the engine of one of `running` requests: min(first_token, running · alone)."""
+        return min(self.first_token_s, max(1.0, running) * self.alone_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,8 +155,8 @@ class Engine:
             wait = self._wait(running, passing, prompt, through, decode)
             inside = through + wait
             if not self.decode_steps:
-                # Nothing decodes: the users' prompts are worked off one after another.
-                inside = max(inside, running * prompt)
+                # Nothing decodes, no step is under way but prompts': they are worked off one after another.
+                inside = max(through, running * prompt)
                 wait = inside - through
             # Every prompt needs room in some step, whether anything decodes in it or not.
             steps = max(self.decode_steps, running * self.traffic.new_tokens / self.room(batch))
