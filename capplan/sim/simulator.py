@@ -5,13 +5,18 @@ at once, up to the next arrival that would be let in, the next request that ends
 """
 
 import math
+from typing import Final
 
+from capplan.errors import DoesNotFitError
 from capplan.sim.coasting import Coasting, can_coast
 from capplan.sim.flow import Arrivals, Recorder, Scheduler, StepTimes, steps_until_seen
 from capplan.sim.looks import Looking, Looks
 from capplan.sim.replica import Replica
-from capplan.sim.request import Workload
+from capplan.sim.request import Request, Workload
 from capplan.sim.schedulers.vllm_v1 import vllm_v1
+
+MOST_PREEMPTIONS: Final = 10_000
+"""Of one request: by priority and without reservation two prompts can throw each other out for ever."""
 
 
 def run(
@@ -43,6 +48,8 @@ def run(
         if coast and can_coast(replica, looking):
             now = Coasting(replica, arrivals, times, recorder, now, looks).run()
         step = scheduler(replica)
+        if step.preempted and step.preempted[0].preemptions > MOST_PREEMPTIONS:
+            raise _without_end(replica, step.preempted[0])
         if not (step.decoding or step.chunks):
             if step.preempted:
                 # Who found no memory threw itself out: the others have not had their turn yet.
@@ -72,3 +79,12 @@ def run(
         recorder.steps(replica, step, count, start, now, done)
         for request in done:
             arrivals.answered(request, now)
+
+
+def _without_end(replica: Replica, request: Request) -> DoesNotFitError:
+    """Nobody gets on: what a user must know."""
+    return DoesNotFitError(
+        f"request {request.index} was thrown out {MOST_PREEMPTIONS:,} times: requests throw each other out",
+        where=f"{replica.limits.kv_blocks:,} KV blocks, policy {replica.limits.policy}",
+        hint="more KV blocks, or let prompts in only where all of them has room (reserve_full)",
+    )

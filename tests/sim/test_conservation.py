@@ -47,7 +47,7 @@ LIMITS = st.builds(
     prefix_caching=st.booleans(),
     reserve_full=st.booleans(),
     spare_blocks=st.sampled_from([0, 0, 2]),
-    policy=st.sampled_from(["fcfs", "priority"]),
+    policy=st.just("fcfs"),
 )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from capplan.errors import InputError
+from capplan.errors import DoesNotFitError, InputError
 from capplan.sim import simulator
 from capplan.sim.replay import LinearTimes, LoggedRequests, read_limits
 from capplan.sim.replica import Replica, Step
@@ -125,6 +125,26 @@ def test_priority_throws_out_the_lowest_first(tmp_path: Path) -> None:
     rows = written(tmp_path, limits | {"policy": "fcfs"}, text)
     assert rows.requests[0].preemptions == 0
     assert rows.requests[1].preemptions == 1
+
+
+def test_requests_that_throw_each_other_out_for_ever_are_an_error(tmp_path: Path) -> None:
+    """By priority, in pieces of 5 and without reservation, two prompts of 51 and 75 never both get on."""
+    limits = LIMITS | {
+        "max_num_seqs": 3,
+        "num_blocks": 25,
+        "policy": "priority",
+        "reserve_full": 0,
+        "long_prefill_threshold": 5,
+    }
+    lengths = [(0, 35, 37), (0, 36, 15), (20000, 51, 19), (20000, 39, 37), (20000, 38, 8), (40000, 5, 28)]
+    lengths += [(40900, 7, 5), (41800, 25, 11), (41860, 47, 17), (41860, 7, 32), (61860, 22, 37)]
+    ranks = [2, 2, 2, 2, 1, 0, 0, 0, 0, 0, 2]
+    rows = [
+        f"{at},{a},{p},{o},{rank}" for at, ((a, p, o), rank) in enumerate(zip(lengths, ranks, strict=True))
+    ]
+    text = "\n".join(["id,arrival_us,prompt_tokens,output_tokens,priority", *rows])
+    with pytest.raises(DoesNotFitError, match="throw each other out"):
+        written(tmp_path, limits, text + "\n")
 
 
 def test_requests_that_never_fit_are_rejected(tmp_path: Path) -> None:
