@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from capplan.engine_speed import Band
-from capplan.formulas import confidence
+from capplan.formulas import confidence, cost
 from capplan.price_choice import Quote
 from capplan.sim.disaggregated import Link
 from capplan.sim.replica import Limits
@@ -75,7 +75,9 @@ class Simulation:
     def usd_per_million_output_token(self) -> float | None:
         """The whole bill over the output tokens made at the measured rate."""
         hourly, rate = self.usd_per_hour, self.summary.output_token_per_s
-        return None if hourly is None or rate <= 0 else hourly / HOUR_S / rate * 1e6
+        if hourly is None or rate <= 0:
+            return None
+        return cost.usd_per_million_token(usd_per_hour=hourly, token_per_s=rate)
 
     def half_width(self, name: str, statistic: str = "mean") -> float | None:
         """Half of a figure's 95 % interval: over runs, else by one run's batch means (of means alone)."""

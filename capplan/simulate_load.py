@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from capplan import simulate_apart
-from capplan.formulas import serving
+from capplan.formulas import queueing, serving
 from capplan.sim.summary import Summary
 from capplan.simulate_setup import Subject, pause_s
 
@@ -102,7 +102,7 @@ def closed_form(subject: Subject, seen: Summary) -> ClosedForm:
 def _with_users(
     subject: Subject, traffic: serving.Traffic, scheduling: serving.Scheduling, pool: float
 ) -> serving.Served:
-    """A closed loop; of users who think only those count that wait: N · T / (T + Z)."""
+    """A closed loop; of users who think only those count that wait."""
     users, pause = float(subject.question.workload.users or 1), pause_s(subject.workload)
     waiting = users
     for _ in range(32):
@@ -113,7 +113,7 @@ def _with_users(
             users=max(1.0, waiting),
             kv_pool_tokens=pool,
         )
-        found = users * served.e2e_s / (served.e2e_s + pause)
+        found = queueing.requesting_users(users=users, time_in_system_s=served.e2e_s, think_s=pause)
         if abs(found - waiting) < 1e-3 * users:
             break
         waiting = (waiting + found) / 2

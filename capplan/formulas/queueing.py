@@ -109,6 +109,17 @@ def waiting_users_s(*, users: float, slots: float, residence_s: float) -> float:
     return max(0.0, users - slots) / slots * residence_s
 
 
+def requesting_users(*, users: float, time_in_system_s: float, think_s: float) -> float:
+    """Users of a closed loop who wait for an answer at a time, on average; the others think.
+
+        N · T / (T + Z)
+
+    Holds for: any closed loop in steady state. Source: Little's law on a user's cycle.
+    Example: 30 users, answers of 2 s, 4 s of thinking: 10.
+    """
+    return users * time_in_system_s / (time_in_system_s + think_s)
+
+
 def waiting_open_s(*, utilization: float, slots: float, residence_s: float, variation: float = 1.0) -> float:
     """Mean wait for one of many slots under Poisson arrivals, in seconds; infinite at utilisation 1.
 

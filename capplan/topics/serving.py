@@ -39,6 +39,11 @@ def _closed() -> tuple[Line, ...]:
             queueing.waiting_users_s(users=64, slots=32, residence_s=50),
             "s",
         ),
+        Line(
+            "30 users, answers of 2 s, 4 s of thinking: waiting for an answer",
+            queueing.requesting_users(users=30, time_in_system_s=2, think_s=4),
+            "1",
+        ),
         Line("a KV pool of 100,000 tokens holds requests of 1,000 in and out", limit, "1"),
         Line("query-key pairs of a prompt of 1,000", queueing.prompt_pairs(new_tokens=1000), "1"),
     )
@@ -107,6 +112,7 @@ SERVING: Final[tuple[Topic, ...]] = (
             serving.closed_loop,
             queueing.cycle_s,
             queueing.waiting_users_s,
+            queueing.requesting_users,
             serving.running_limit,
             queueing.prompt_pairs,
         ),

@@ -7,7 +7,7 @@ import pytest
 
 from capplan.sim.around import around
 from capplan.sim.request import Request
-from tests.accuracy import serving, simulated
+from tests.accuracy import oracles, serving, simulated
 from tests.accuracy.launches import Launch, launch_of
 from tests.accuracy.serving import Row
 from tests.accuracy.simulated import Beside
@@ -128,6 +128,13 @@ LIMITS = pytest.mark.parametrize(
 def test_medians_stay(figure: str, moe: bool, shipped: float, held_out: float) -> None:
     assert error(simulated.shipped(), figure, moe=moe) <= shipped
     assert error(simulated.held_out(), figure, moe=moe) <= held_out
+
+
+@pytest.mark.slow
+def test_the_readme_has_this_table() -> None:
+    readme = (oracles.ROOT / "README.md").read_text(encoding="utf-8")
+    made = "\n".join(simulated.readme_lines())
+    assert made in readme, "put the first table of `python -m tests.accuracy.simulated` into README.md"
 
 
 @pytest.mark.slow

@@ -90,6 +90,9 @@ def test_bubble_is_what_one_static_batch_leaves_empty(tokens: list[int]) -> None
             lambda: queueing.waiting_users_s(users=64, slots=32, residence_s=50), 50, id="as many wait as run"
         ),
         pytest.param(
+            lambda: queueing.requesting_users(users=30, time_in_system_s=2, think_s=4), 10, id="a third asks"
+        ),
+        pytest.param(
             lambda: queueing.waiting_open_s(utilization=0.9, slots=10, residence_s=10),
             pytest.approx(6.78, abs=0.01),
             id="0.9^3.69 / 0.1",
